@@ -1,0 +1,121 @@
+//! f32 values side by side, and the few operations the kernels are written in.
+
+/// One or more f32 values. Each operation rounds once and gives the same bits on every implementation (a NaN stays some NaN).
+pub(crate) trait Values: Copy {
+    fn splat(x: f32) -> Self;
+    fn plus(self, other: Self) -> Self;
+    fn minus(self, other: Self) -> Self;
+    fn times(self, other: Self) -> Self;
+    fn over(self, other: Self) -> Self;
+    /// `self * b + c`, rounded once.
+    fn fma(self, b: Self, c: Self) -> Self;
+    /// `self > other ? self : other`, so `other` where either is NaN.
+    fn larger(self, other: Self) -> Self;
+    /// `self < limit ? a : b`, so `b` where either is NaN.
+    fn if_less(self, limit: Self, a: Self, b: Self) -> Self;
+    fn magnitude(self) -> Self;
+    /// The magnitude of `self` with the sign of `sign`.
+    fn with_sign_of(self, sign: Self) -> Self;
+    /// `2^(n - 1)` where `self` is `n + 1.5 * 2^23` and `n` is -125 to 128.
+    fn half_power_of_two(self) -> Self;
+    /// [`super::bf16_operand`] of each value.
+    fn bf16_operand(self) -> Self;
+    /// As `bf16_operand`, for values that are not negative; a NaN may become anything.
+    fn bf16_operand_of_number(self) -> Self;
+}
+
+/// Eight values in a register or an array.
+pub(crate) trait Lanes: Values {
+    /// # Safety
+    /// `from` is valid for reading 8 values.
+    unsafe fn load(from: *const f32) -> Self;
+    /// # Safety
+    /// `to` is valid for writing 8 values.
+    unsafe fn store(self, to: *mut f32);
+    /// Even and odd elements of 8 bf16 pairs.
+    ///
+    /// # Safety
+    /// `from` is valid for reading 8 values.
+    unsafe fn load_bf16_pairs(from: *const u32) -> (Self, Self);
+    /// Even and odd elements of 8 f16 pairs, not yet rounded to bf16.
+    ///
+    /// # Safety
+    /// `from` is valid for reading 8 values.
+    unsafe fn load_f16_pairs(from: *const u32) -> (Self, Self);
+
+    #[inline(always)]
+    fn to_array(self) -> [f32; 8] {
+        let mut out = [0.0; 8];
+        // SAFETY: the array holds 8 values.
+        unsafe { self.store(out.as_mut_ptr()) };
+        out
+    }
+
+    #[inline(always)]
+    fn from_array(values: [f32; 8]) -> Self {
+        // SAFETY: the array holds 8 values.
+        unsafe { Self::load(values.as_ptr()) }
+    }
+}
+
+impl Values for f32 {
+    #[inline(always)]
+    fn splat(x: f32) -> Self {
+        x
+    }
+    #[inline(always)]
+    fn plus(self, other: Self) -> Self {
+        self + other
+    }
+    #[inline(always)]
+    fn minus(self, other: Self) -> Self {
+        self - other
+    }
+    #[inline(always)]
+    fn times(self, other: Self) -> Self {
+        self * other
+    }
+    #[inline(always)]
+    fn over(self, other: Self) -> Self {
+        self / other
+    }
+    #[inline(always)]
+    fn fma(self, b: Self, c: Self) -> Self {
+        self.mul_add(b, c)
+    }
+    #[inline(always)]
+    fn larger(self, other: Self) -> Self {
+        if self > other { self } else { other }
+    }
+    #[inline(always)]
+    fn if_less(self, limit: Self, a: Self, b: Self) -> Self {
+        if self < limit { a } else { b }
+    }
+    #[inline(always)]
+    fn magnitude(self) -> Self {
+        self.abs()
+    }
+    #[inline(always)]
+    fn with_sign_of(self, sign: Self) -> Self {
+        self.copysign(sign)
+    }
+    #[inline(always)]
+    fn half_power_of_two(self) -> Self {
+        // The low bits of `self` are n + 2^22, of which the shift keeps n; 0x3f00_0000 is the bits of 2^-1.
+        Self::from_bits((self.to_bits() << 23).wrapping_add(0x3f00_0000))
+    }
+    #[inline(always)]
+    fn bf16_operand(self) -> Self {
+        super::bf16_operand(self)
+    }
+    #[inline(always)]
+    fn bf16_operand_of_number(self) -> Self {
+        super::bf16_operand(self)
+    }
+}
+
+/// The order in which 8 partial sums are combined.
+#[inline(always)]
+pub(crate) fn combine(l: [f32; 8]) -> f32 {
+    ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7]))
+}

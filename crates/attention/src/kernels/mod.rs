@@ -1,0 +1,165 @@
+//! The inner loops, once per instruction set, with equal bits.
+//!
+//! [`product`], [`unpack`] and [`rows`] are written once over [`lanes::Lanes`], eight f32 values; [`scalar`] runs them on an array, `x86_64` on
+//! AVX2 registers.
+//! [`crate::plain`] is the definition both are tested against.
+#![expect(unsafe_code, reason = "SIMD intrinsics, unchecked inner loops, and threads that write disjoint rows")]
+
+mod lanes;
+mod product;
+mod rows;
+mod rows_out;
+mod scalar;
+mod source;
+mod unpack;
+#[cfg(target_arch = "x86_64")]
+mod x86_64;
+
+use std::ops::Range;
+
+pub(crate) use lanes::Values;
+pub(crate) use rows_out::RowsOut;
+pub(crate) use scalar::Scalar;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use x86_64::Avx2;
+
+/// Columns of one panel of an unpacked operand.
+pub(crate) const PANEL: usize = 16;
+
+/// Whether the AVX2 kernels can run here.
+pub(crate) fn avx2_available() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return Avx2::detect().is_some();
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
+/// An operand of a bf16 product: rounded to nearest even, NaN kept, magnitudes that round below 2^-50 replaced by +0.
+///
+/// The floor makes every partial sum a multiple of 2^-114, so no sum is ever a denormal.
+#[inline(always)]
+pub(crate) fn bf16_operand(x: f32) -> f32 {
+    let bits = x.to_bits();
+    if x.is_nan() {
+        return f32::from_bits((bits | 0x0040_0000) & 0xffff_0000);
+    }
+    let rounded = f32::from_bits((bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff_0000);
+    if rounded.abs() < OPERAND_FLOOR { 0.0 } else { rounded }
+}
+
+/// 2^-50.
+pub(crate) const OPERAND_FLOOR: f32 = 8.881_784e-16;
+
+/// The right-hand operand of a product, `[k, columns]`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Operand<'a> {
+    /// f32 panels of 16 columns, each `[k][16]`, with `k` rows each.
+    Panels { data: &'a [f32], k: usize },
+    /// f32 rows `stride` apart.
+    F32 { data: &'a [f32], stride: usize },
+    /// bf16 pairs `[k / 2][columns][2]`, rows of pairs `stride` apart.
+    Bf16 { data: &'a [u32], stride: usize },
+    /// f16 pairs, rounded to bf16 when read.
+    F16 { data: &'a [u32], stride: usize },
+}
+
+impl Operand<'_> {
+    fn check(&self, k: usize, columns: usize) {
+        let (have, need) = match *self {
+            Self::Panels { data, k: panel_k } => {
+                assert!(k <= panel_k && columns.is_multiple_of(PANEL), "panel bounds");
+                (data.len(), columns * panel_k)
+            }
+            Self::F32 { data, stride } => (data.len(), k.saturating_sub(1) * stride + columns),
+            Self::Bf16 { data, stride } | Self::F16 { data, stride } => {
+                (data.len(), k.div_ceil(2).saturating_sub(1) * stride + columns)
+            }
+        };
+        assert!(need <= have, "operand of {have} elements, {need} needed");
+    }
+}
+
+/// The left-hand operand of a product: f32 rows `stride` apart, already rounded where the product is in bf16.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rows<'a> {
+    pub(crate) data: &'a [f32],
+    pub(crate) stride: usize,
+    pub(crate) rows: usize,
+}
+
+/// What one row needs to turn its scores of one block into probabilities.
+#[derive(Debug, Clone)]
+pub(crate) struct Softmax {
+    pub(crate) scale: f32,
+    pub(crate) softcap: Option<f32>,
+    /// Whether probabilities are operands of a bf16 product.
+    pub(crate) bf16: bool,
+}
+
+/// Running maximum and denominator of one row.
+#[derive(Debug, Clone, Copy, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub(crate) struct RowState {
+    pub(crate) max: f32,
+    pub(crate) sum: f32,
+    /// Factor of what was accumulated before the present block.
+    pub(crate) keep: f32,
+    /// Factor of the present block.
+    pub(crate) take: f32,
+}
+
+impl RowState {
+    pub(crate) const EMPTY: Self = Self { max: f32::NEG_INFINITY, sum: 0.0, keep: 0.0, take: 0.0 };
+}
+
+/// One instruction set. Every method gives the same bits in every implementation.
+pub(crate) trait Kernels: Copy + Send + Sync {
+    /// `out[r][c] = sum over k of a[r][k] * b[k][c]` in the contract's order, for `c` in `columns` and `k` in `k`.
+    ///
+    /// `k.start` is even. `out` rows are `out_stride` apart and start at column 0.
+    fn product(
+        self,
+        a: Rows<'_>,
+        b: Operand<'_>,
+        k: Range<usize>,
+        columns: Range<usize>,
+        out: &mut [f32],
+        out_stride: usize,
+    );
+
+    /// As `product`, folded into a running output: `out = fma(out, keep, product * take)` with each row's factors.
+    #[expect(clippy::too_many_arguments, reason = "two operands, a range, and where the result goes")]
+    fn product_fold(
+        self,
+        a: Rows<'_>,
+        b: Operand<'_>,
+        k: Range<usize>,
+        columns: usize,
+        states: &[RowState],
+        out: &mut [f32],
+        out_stride: usize,
+    );
+
+    /// Turns the scores of one block into probabilities in place and updates the row's state; tokens outside `visible` become 0.
+    fn softmax(self, scores: &mut [f32], visible: Range<usize>, how: &Softmax, state: &mut RowState);
+
+    /// Unpacks 16-bit pairs `[pairs][columns][2]` into panels; the columns after the last are zero.
+    ///
+    /// Only the first `k` elements of the summed axis are read; the rest of the panels' `panel_k` rows become zero.
+    fn unpack(self, source: Operand<'_>, k: usize, columns: usize, panel_k: usize, panels: &mut [f32]);
+
+    /// Copies `row` into `out`, rounded to operands of a bf16 product.
+    fn round(self, row: &[f32], out: &mut [f32]);
+
+    /// Joins the sink and writes `accumulated / sum`.
+    fn finish(self, accumulated: &[f32], state: RowState, sink: Option<f32>, out: &mut [f32]);
+
+    /// Applies `f` to each element of `x` in place.
+    fn map<F: crate::math::Function>(self, f: F, x: &mut [f32]);
+
+    /// `out[i] = f(gate[i]) * up[i]`.
+    fn gate<F: crate::math::Function>(self, f: F, gate: &[f32], up: &[f32], out: &mut [f32]);
+
+    /// Sum of `x` or of its squares over 8 lanes.
+    fn sum(self, x: &[f32], squares: bool) -> f32;
+}

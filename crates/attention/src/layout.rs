@@ -1,0 +1,184 @@
+//! How keys and values lie in a KV block.
+
+use half::{bf16, f16};
+
+use crate::kernels::bf16_operand;
+
+/// Tokens in one KV block, at absolute positions `64 * block ..`.
+pub const KV_BLOCK_TOKENS: usize = 64;
+
+/// Number format of stored keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum KvDtype {
+    /// 32-bit; products in f32.
+    F32,
+    /// IEEE half; products on operands rounded to bf16.
+    F16,
+    /// bfloat16; products in bf16 with f32 sums.
+    Bf16,
+}
+
+impl KvDtype {
+    /// Bytes of one element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
+
+    /// `f32`, `f16` or `bf16`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+        }
+    }
+}
+
+/// Shape of the KV blocks of one layer.
+///
+/// A 16-bit K block is `[kv_heads][ceil(head_dim / 2)][64 tokens][2]`, a V block `[kv_heads][32 token pairs][v_head_dim][2]`:
+/// one 32-bit load holds an even and an odd element of the summed axis, and outputs lie in SIMD lanes.
+/// An f32 K block is `[kv_heads][head_dim][64]`, a V block `[kv_heads][64][v_head_dim]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct KvLayout {
+    /// Key/value heads.
+    pub kv_heads: usize,
+    /// Elements of one key.
+    pub head_dim: usize,
+    /// Elements of one value.
+    pub v_head_dim: usize,
+    /// Stored number format.
+    pub dtype: KvDtype,
+}
+
+impl KvLayout {
+    /// Bytes of the keys of one block; a multiple of 64.
+    pub const fn k_block_bytes(&self) -> usize {
+        self.kv_heads * self.k_head_elements() * self.dtype.bytes()
+    }
+
+    /// Bytes of the values of one block; a multiple of 64.
+    pub const fn v_block_bytes(&self) -> usize {
+        self.kv_heads * self.v_head_elements() * self.dtype.bytes()
+    }
+
+    /// Elements of one head in a K block, the padding of an odd `head_dim` included.
+    pub(crate) const fn k_head_elements(&self) -> usize {
+        match self.dtype {
+            KvDtype::F32 => self.head_dim * KV_BLOCK_TOKENS,
+            KvDtype::F16 | KvDtype::Bf16 => self.head_dim.next_multiple_of(2) * KV_BLOCK_TOKENS,
+        }
+    }
+
+    /// Elements of one head in a V block.
+    pub(crate) const fn v_head_elements(&self) -> usize {
+        self.v_head_dim * KV_BLOCK_TOKENS
+    }
+
+    /// Index of element `dim` of `token`'s key in a head's part of a K block.
+    pub(crate) const fn k_index(&self, token: usize, dim: usize) -> usize {
+        match self.dtype {
+            KvDtype::F32 => dim * KV_BLOCK_TOKENS + token,
+            KvDtype::F16 | KvDtype::Bf16 => (dim / 2 * KV_BLOCK_TOKENS + token) * 2 + dim % 2,
+        }
+    }
+
+    /// Index of element `dim` of `token`'s value in a head's part of a V block.
+    pub(crate) const fn v_index(&self, token: usize, dim: usize) -> usize {
+        match self.dtype {
+            KvDtype::F32 => token * self.v_head_dim + dim,
+            KvDtype::F16 | KvDtype::Bf16 => (token / 2 * self.v_head_dim + dim) * 2 + token % 2,
+        }
+    }
+
+    /// Writes `rows` tokens into one block pair, from token `at` on.
+    ///
+    /// `k`: `[rows, kv_heads, head_dim]`, `v`: `[rows, kv_heads, v_head_dim]`. The 16-bit formats round to nearest even;
+    /// bf16 stores magnitudes below 2^-50 as zero, which is what a product would read them as.
+    ///
+    /// # Panics
+    /// If a slice has the wrong length, a block is not aligned to its elements, or `at + rows > 64`.
+    pub fn write_rows(&self, k_block: &mut [u8], v_block: &mut [u8], at: usize, k: &[f32], v: &[f32], rows: usize) {
+        assert!(at + rows <= KV_BLOCK_TOKENS, "rows {at}..{at}+{rows} do not fit a KV block");
+        assert_eq!(k_block.len(), self.k_block_bytes(), "K block bytes");
+        assert_eq!(v_block.len(), self.v_block_bytes(), "V block bytes");
+        assert_eq!(k.len(), rows * self.kv_heads * self.head_dim, "K row elements");
+        assert_eq!(v.len(), rows * self.kv_heads * self.v_head_dim, "V row elements");
+        match self.dtype {
+            KvDtype::F32 => {
+                self.write(bytemuck::cast_slice_mut(k_block), bytemuck::cast_slice_mut(v_block), at, k, v, |x| x);
+            }
+            KvDtype::F16 => {
+                let encode = |x: f32| f16::from_f32(x).to_bits();
+                self.write(bytemuck::cast_slice_mut(k_block), bytemuck::cast_slice_mut(v_block), at, k, v, encode);
+            }
+            KvDtype::Bf16 => {
+                let encode = |x: f32| bf16::from_f32(bf16_operand(x)).to_bits();
+                self.write(bytemuck::cast_slice_mut(k_block), bytemuck::cast_slice_mut(v_block), at, k, v, encode);
+            }
+        }
+    }
+
+    fn write<T>(
+        &self,
+        k_block: &mut [T],
+        v_block: &mut [T],
+        at: usize,
+        k: &[f32],
+        v: &[f32],
+        encode: impl Fn(f32) -> T,
+    ) {
+        let heads = self.kv_heads;
+        for (i, key) in k.chunks_exact(self.head_dim).enumerate() {
+            let (token, head) = (at + i / heads, i % heads);
+            let part = &mut k_block[head * self.k_head_elements()..][..self.k_head_elements()];
+            for (dim, &x) in key.iter().enumerate() {
+                part[self.k_index(token, dim)] = encode(x);
+            }
+        }
+        for (i, value) in v.chunks_exact(self.v_head_dim).enumerate() {
+            let (token, head) = (at + i / heads, i % heads);
+            let part = &mut v_block[head * self.v_head_elements()..][..self.v_head_elements()];
+            for (dim, &x) in value.iter().enumerate() {
+                part[self.v_index(token, dim)] = encode(x);
+            }
+        }
+    }
+
+    /// Copies one token out of a block pair: `k`: `[kv_heads, head_dim]`, `v`: `[kv_heads, v_head_dim]`.
+    ///
+    /// # Panics
+    /// If a slice has the wrong length or `token >= 64`.
+    pub fn read_row(&self, k_block: &[u8], v_block: &[u8], token: usize, k: &mut [f32], v: &mut [f32]) {
+        assert!(token < KV_BLOCK_TOKENS, "token {token} is not in a KV block");
+        assert_eq!(k.len(), self.kv_heads * self.head_dim, "K row elements");
+        assert_eq!(v.len(), self.kv_heads * self.v_head_dim, "V row elements");
+        for (i, x) in k.iter_mut().enumerate() {
+            *x = self.k_element(k_block, i / self.head_dim, token, i % self.head_dim);
+        }
+        for (i, x) in v.iter_mut().enumerate() {
+            *x = self.v_element(v_block, i / self.v_head_dim, token, i % self.v_head_dim);
+        }
+    }
+
+    /// One stored key element, as f32.
+    pub(crate) fn k_element(&self, block: &[u8], head: usize, token: usize, dim: usize) -> f32 {
+        self.element(block, head * self.k_head_elements() + self.k_index(token, dim))
+    }
+
+    /// One stored value element, as f32.
+    pub(crate) fn v_element(&self, block: &[u8], head: usize, token: usize, dim: usize) -> f32 {
+        self.element(block, head * self.v_head_elements() + self.v_index(token, dim))
+    }
+
+    fn element(&self, block: &[u8], index: usize) -> f32 {
+        match self.dtype {
+            KvDtype::F32 => bytemuck::cast_slice::<u8, f32>(block)[index],
+            KvDtype::F16 => bytemuck::cast_slice::<u8, f16>(block)[index].to_f32(),
+            KvDtype::Bf16 => bytemuck::cast_slice::<u8, bf16>(block)[index].to_f32(),
+        }
+    }
+}

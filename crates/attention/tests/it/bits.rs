@@ -1,0 +1,96 @@
+//! The bits of a row belong to the row.
+
+use plimsoll_attention::{Isa, KvDtype};
+use proptest::prelude::*;
+
+use crate::support::{Case, assert_same_bits, best, cases, plain, tiled};
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    #[test]
+    fn every_instruction_set_gives_the_bits_of_the_definition(case in cases()) {
+        let data = case.data();
+        let want = case.run(&data, plain());
+        for isa in Isa::available() {
+            assert_same_bits(&case.run(&data, tiled(isa, 1)), &want, isa.name());
+        }
+    }
+
+    #[test]
+    fn a_row_keeps_its_bits_however_the_rows_are_cut(case in cases(), cuts in prop::collection::vec(1..70usize, 1..8)) {
+        let data = case.data();
+        let whole = case.run(&data, best(1));
+        let row = case.heads() * case.v_head_dim;
+        let single_rows = vec![1];
+        for cuts in [&cuts, &single_rows] {
+            let mut done = 0;
+            // Single rows stop after 80: they cost a call each.
+            for &cut in cuts.iter().cycle().take(80) {
+                let rows = cut.min(case.rows - done);
+                if rows == 0 {
+                    break;
+                }
+                // Keys only up to the last row of the chunk, as in a chunked prefill.
+                let out = case.run_rows(&data, done, rows, case.start + done + rows, best(1));
+                assert_same_bits(&out, &whole[done * row..][..rows * row], "chunk");
+                done += rows;
+            }
+        }
+    }
+
+    #[test]
+    fn thread_counts_change_no_bit(case in cases()) {
+        let data = case.data();
+        let want = case.run(&data, best(1));
+        for threads in 2..=4 {
+            assert_same_bits(&case.run(&data, best(threads)), &want, "threads");
+        }
+    }
+
+    #[test]
+    fn hidden_values_that_are_not_finite_reach_no_row(case in cases(), at in 0..400usize, bad in prop_oneof![Just(f32::NAN), Just(f32::INFINITY)]) {
+        let mut data = case.data();
+        let clean = case.run(&data, best(1));
+        let at = at % case.kv_len();
+        let v_row = case.kv_heads * case.v_head_dim;
+        data.v[at * v_row..][..v_row].fill(bad);
+        let k_row = case.kv_heads * case.head_dim;
+        data.k[at * k_row..][..k_row].fill(bad);
+        let out = case.run(&data, best(1));
+        let row = case.heads() * case.v_head_dim;
+        for r in 0..case.rows {
+            let position = case.start + r;
+            let hidden = at > position || case.window.is_some_and(|window| at + window <= position);
+            let (got, want) = (&out[r * row..][..row], &clean[r * row..][..row]);
+            if hidden {
+                assert_same_bits(got, want, "row that does not see the value");
+            } else {
+                prop_assert!(got.iter().all(|x| !x.is_finite()), "row {} sees {} and is {:?}", r, bad, &got[..1]);
+            }
+        }
+    }
+}
+
+#[test]
+fn keys_past_the_rows_change_no_bit() {
+    let case = Case {
+        dtype: KvDtype::Bf16,
+        kv_heads: 2,
+        group_size: 3,
+        head_dim: 64,
+        v_head_dim: 64,
+        start: 30,
+        rows: 170,
+        window: None,
+        softcap: None,
+        sinks: false,
+        seed: 5,
+    };
+    let data = case.data();
+    let row = case.heads() * case.v_head_dim;
+    let want = case.run_rows(&data, 0, 20, 50, best(1));
+    let got = case.run_rows(&data, 0, 20, 200, best(1));
+    assert_same_bits(&got, &want, "20 rows");
+    assert_same_bits(&case.run(&data, best(1))[..20 * row], &want, "first 20 of 170 rows");
+}

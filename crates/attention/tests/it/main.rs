@@ -1,0 +1,8 @@
+//! The public API: bits, accuracy, routes and errors.
+#![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
+
+mod bits;
+mod oracle;
+mod routes;
+mod support;
+mod views;

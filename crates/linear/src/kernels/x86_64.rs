@@ -1,0 +1,110 @@
+//! AVX2, FMA and F16C. Outputs sit in lanes, so each lane does what the scalar kernel does for its output.
+
+mod dequantize;
+mod tile;
+
+use std::arch::x86_64::*;
+
+use super::{K_BLOCK, Kernel, Tile, VECTOR_ALIGN};
+use crate::WeightType;
+use crate::layout::{self, PANEL};
+use crate::number::SMALLEST_OPERAND_BITS;
+
+/// Proof that this CPU has AVX2, FMA and F16C: `detect` is the only way to make one.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Avx2(());
+
+impl Avx2 {
+    pub(crate) fn detect() -> Option<Self> {
+        let found =
+            is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+        found.then_some(Self(()))
+    }
+}
+
+impl Kernel for Avx2 {
+    fn round(self, x: &[f32], out: &mut [f32]) {
+        assert_eq!(x.len(), out.len(), "lengths differ");
+        // SAFETY: an `Avx2` exists only after `detect` found the instructions; the lengths are equal.
+        unsafe { round(x, out) }
+    }
+
+    fn dequantize(self, ty: WeightType, panel: &[u8], start: usize, len: usize, out: &mut [f32]) {
+        let end = start + len;
+        assert!(layout::panel_bytes(ty, end).is_some_and(|bytes| bytes <= panel.len()), "k past the panel");
+        assert!(len <= K_BLOCK && out.len() >= K_BLOCK * PANEL, "more than a k block");
+        let aligned = panel.as_ptr().addr() | out.as_ptr().addr();
+        assert!(aligned.is_multiple_of(VECTOR_ALIGN), "panel or output is not aligned");
+        let block = ty.block_elements().max(2);
+        assert!(
+            start.is_multiple_of(block) && (ty.block_elements() == 1 || len.is_multiple_of(block)),
+            "partial blocks"
+        );
+        // SAFETY: an `Avx2` exists only after `detect` found the instructions. Rows up to `end` of `k` lie in the panel,
+        // whole blocks of them for block formats, `out` has room for all of a k block, and both are aligned.
+        unsafe {
+            match ty {
+                WeightType::F32 => unreachable!("f32 weights are multiplied as they are"),
+                WeightType::F16 => dequantize::f16(panel, start, len, out),
+                WeightType::Bf16 => dequantize::bf16(panel, start, len, out),
+                WeightType::Q4_1 => dequantize::q4_1(panel, start, len, out),
+                WeightType::Q8_0 => dequantize::q8_0(panel, start, len, out),
+                WeightType::Q4K => dequantize::q4_k(panel, start, len, out),
+                WeightType::Q6K => dequantize::q6_k(panel, start, len, out),
+            }
+        }
+    }
+
+    unsafe fn tile(self, tile: &Tile<'_>) {
+        tile.check();
+        // SAFETY: an `Avx2` exists only after `detect` found the instructions; the operands are long enough, as just
+        // checked, and the output is the caller's promise.
+        unsafe {
+            match tile.rows {
+                1 => tile::run::<1, true>(tile),
+                2 => tile::run::<2, true>(tile),
+                3 => tile::run::<3, true>(tile),
+                4 => tile::run::<4, false>(tile),
+                5 => tile::run::<5, false>(tile),
+                _ => tile::run::<6, false>(tile),
+            }
+        }
+    }
+}
+
+/// # Safety
+/// The lengths are equal.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn round(x: &[f32], out: &mut [f32]) {
+    let whole = x.len() / 8 * 8;
+    for i in (0..whole).step_by(8) {
+        // SAFETY: `i + 8 <= x.len() == out.len()`.
+        unsafe {
+            let value = _mm256_loadu_ps(x.as_ptr().add(i));
+            let nan = _mm256_cmp_ps::<_CMP_UNORD_Q>(value, value);
+            let rounded = _mm256_blendv_ps(round_bf16(value), _mm256_set1_ps(f32::NAN), nan);
+            _mm256_storeu_ps(out.as_mut_ptr().add(i), _mm256_and_ps(rounded, is_operand(value)));
+        }
+    }
+    for (out, &x) in out[whole..].iter_mut().zip(&x[whole..]) {
+        *out = crate::bf16_operand(x);
+    }
+}
+
+/// Rounds lanes to bf16, ties to even. NaNs must be canonical (of either sign).
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn round_bf16(value: __m256) -> __m256 {
+    let bits = _mm256_castps_si256(value);
+    let lowest_kept = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+    let rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), lowest_kept);
+    _mm256_castsi256_ps(_mm256_and_si256(rounded, _mm256_set1_epi32(!0xffff)))
+}
+
+/// All ones where the magnitude is 2^-50 or more, or NaN.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn is_operand(value: __m256) -> __m256 {
+    let magnitude = _mm256_andnot_ps(_mm256_set1_ps(-0.0), value);
+    _mm256_cmp_ps::<_CMP_NLT_UQ>(magnitude, _mm256_set1_ps(f32::from_bits(SMALLEST_OPERAND_BITS)))
+}

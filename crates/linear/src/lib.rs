@@ -1,0 +1,22 @@
+#![doc = include_str!("../README.md")]
+
+#[cfg(feature = "candle")]
+mod candle;
+mod error;
+mod isa;
+mod kernels;
+mod layout;
+mod matmul;
+mod number;
+mod packed;
+pub mod reference;
+mod weight_type;
+
+#[cfg(feature = "candle")]
+pub use candle::PackedLinear;
+pub use error::Error;
+pub use isa::{Isa, Settings};
+pub use matmul::{Output, linear, scratch_bytes};
+pub use number::bf16_operand;
+pub use packed::{PackedWeight, Packer};
+pub use weight_type::WeightType;

@@ -1,0 +1,104 @@
+//! A row's bits belong to the row: instruction set, threads, row count and companions change nothing.
+
+use plimsoll_linear::{Isa, PackedWeight, Settings, WeightType, reference};
+use proptest::prelude::*;
+
+use crate::cases::{Random, assert_same_bits, garbage, packed, product, simple, stored};
+use crate::packing::{any_type, in_features};
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn the_product_equals_its_definition(
+        ty in any_type(), n in 1usize..40, raw in 1usize..600, rows in 1usize..8, seed: u64, with_bias: bool, wild: bool,
+    ) {
+        let (k, mut random) = (in_features(ty, raw), Random::new(seed));
+        let bytes = if wild { garbage(ty, n, k, &mut random) } else { stored(ty, n, k, &mut random) };
+        let weight = packed(ty, n, k, &bytes);
+        let (x, bias) = (random.vector(rows * k), random.vector(n));
+        let bias = with_bias.then_some(bias.as_slice());
+        let want = reference::linear_f32(ty, &x, rows, &reference::dequantize(ty, &bytes).unwrap(), n, bias);
+        for &isa in Isa::available() {
+            let got = product(&x, rows, &[(&weight, bias)], Settings { isa, threads: 1 }).remove(0);
+            assert_same_bits(&got, &want, &format_args!("{ty} {rows} x {k} x {n} on {}", isa.name()));
+        }
+    }
+
+    #[test]
+    fn instruction_sets_and_threads_agree_on_several_weights(
+        types in prop::collection::vec((any_type(), 1usize..70, any::<bool>()), 1..=3),
+        raw in 1usize..800, rows in 1usize..=70, threads in 1usize..=4, seed: u64,
+    ) {
+        let mut random = Random::new(seed);
+        let block = types.iter().map(|(ty, ..)| ty.block_elements()).max().unwrap_or(1);
+        let k = if block == 1 { raw } else { raw.next_multiple_of(block) };
+        let weights: Vec<_> = types
+            .iter()
+            .map(|&(ty, n, with_bias)| {
+                let weight = packed(ty, n, k, &stored(ty, n, k, &mut random));
+                (weight, with_bias.then(|| random.vector(n)))
+            })
+            .collect();
+        let parts: Vec<_> = weights.iter().map(|(weight, bias)| (weight, bias.as_deref())).collect();
+        let x = random.vector(rows * k);
+        let want = product(&x, rows, &parts, Settings { isa: Isa::Scalar, threads: 1 });
+        for &isa in Isa::available() {
+            let got = product(&x, rows, &parts, Settings { isa, threads });
+            for (part, (got, want)) in got.iter().zip(&want).enumerate() {
+                let case = format_args!("part {part} of {types:?}, k {k}, {rows} rows, {threads} threads").to_string();
+                assert_same_bits(got, want, &case);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_alone_equals_the_row_among_700() {
+    const ROWS: usize = 700;
+    for ty in WeightType::ALL {
+        let (n, k, mut random) = (72, 512, Random::new(7));
+        let weight = packed(ty, n, k, &stored(ty, n, k, &mut random));
+        let x = random.vector(ROWS * k);
+        let isa = Isa::detect();
+        let whole = simple(&x, ROWS, &weight, isa);
+        for threads in 2..=4 {
+            let settings = Settings { isa, threads };
+            let got = product(&x, ROWS, &[(&weight, None)], settings).remove(0);
+            assert_same_bits(&got, &whole, &format_args!("{ty} with {threads} threads"));
+        }
+        for row in [0, 1, 5, 6, 383, 384, 695, 699] {
+            let alone = simple(&x[row * k..][..k], 1, &weight, isa);
+            assert_same_bits(&alone, &whole[row * n..][..n], &format_args!("{ty} row {row}"));
+        }
+        for (start, rows) in [(3, 2), (11, 3), (100, 4), (201, 5), (302, 7), (403, 64)] {
+            let some = simple(&x[start * k..][..rows * k], rows, &weight, isa);
+            assert_same_bits(&some, &whole[start * n..][..rows * n], &format_args!("{ty} {rows} rows from {start}"));
+        }
+    }
+}
+
+#[test]
+fn more_parts_than_one_pass_takes_are_all_computed() {
+    let (k, rows, mut random) = (64, 5, Random::new(3));
+    let weights: Vec<PackedWeight> =
+        (0..19).map(|i| packed(WeightType::Q8_0, 3 + i, k, &stored(WeightType::Q8_0, 3 + i, k, &mut random))).collect();
+    let x = random.vector(rows * k);
+    let parts: Vec<_> = weights.iter().map(|weight| (weight, None)).collect();
+    let settings = Settings { isa: Isa::detect(), threads: 2 };
+    for (got, weight) in product(&x, rows, &parts, settings).iter().zip(&weights) {
+        assert_same_bits(got, &simple(&x, rows, weight, Isa::Scalar), &"one of 19 parts");
+    }
+}
+
+#[test]
+fn a_pool_of_one_thread_runs_four_tasks() {
+    let (n, k, rows, mut random) = (96, 300, 60, Random::new(4));
+    let weight = packed(WeightType::F16, n, k, &stored(WeightType::F16, n, k, &mut random));
+    let x = random.vector(rows * k);
+    let want = simple(&x, rows, &weight, Isa::detect());
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+    let settings = Settings { isa: Isa::detect(), threads: 4 };
+    let got = pool.install(|| product(&x, rows, &[(&weight, None)], settings)).remove(0);
+    assert_same_bits(&got, &want, &"four tasks, one thread");
+}

@@ -1,0 +1,10 @@
+//! Behaviour of the public API, on every instruction set this machine has.
+#![expect(clippy::unwrap_used, reason = "helpers of tests are tests")]
+
+mod bits;
+#[cfg(feature = "candle")]
+mod candle;
+mod cases;
+mod errors;
+mod numbers;
+mod packing;

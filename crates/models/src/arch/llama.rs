@@ -1,0 +1,301 @@
+//! Llama decoder (Llama 2 and 3, Mistral, SmolLM2): GQA, RMSNorm before attention and feed-forward, RoPE, SwiGLU.
+//!
+//! Touvron et al. 2023, arXiv:2307.09288; Llama 3: arXiv:2407.21783; Mistral: arXiv:2310.06825.
+//! GGUF files of this architecture hold q and k projections reordered so that a rotated pair is adjacent, hence [`RopeLayout::Pairs`].
+
+use super::{Architecture, Dimensions, KvLayerShape, Ports, rope_constant};
+use crate::{
+    error::ModelError,
+    gguf::Gguf,
+    layers::{
+        mlp::{LinearWeights, MlpWeights, gated_mlp},
+        rope::RopeScaling,
+    },
+    model::f32_values,
+};
+use plimsoll_program::{Activation, AttendSpec, DType, Extent, ProgramBuilder, RopeLayout, Slot};
+
+/// Hyperparameters, named as in `config.json`.
+#[derive(Debug, Clone, PartialEq)]
+#[expect(missing_docs, reason = "fields are named as in config.json")]
+pub struct Config {
+    pub vocab_size: usize,
+    pub hidden_size: usize,
+    pub intermediate_size: usize,
+    pub num_hidden_layers: usize,
+    pub num_attention_heads: usize,
+    pub num_key_value_heads: usize,
+    pub head_dim: usize,
+    pub rotary_dim: usize,
+    pub max_position_embeddings: usize,
+    pub rms_norm_eps: f32,
+    pub rope_theta: f64,
+    pub rope_scaling: RopeScaling,
+    pub sliding_window: Option<usize>,
+    pub tie_word_embeddings: bool,
+}
+
+impl Config {
+    /// Softmax scale of attention: `1 / sqrt(head_dim)`.
+    #[must_use]
+    #[expect(clippy::cast_possible_truncation, reason = "computed in f64, used in f32")]
+    pub fn attention_scale(&self) -> f32 {
+        (1.0 / (self.head_dim as f64).sqrt()) as f32
+    }
+
+    /// Reads the `llama.*` metadata of a GGUF file.
+    ///
+    /// # Errors
+    /// [`ModelError`] naming a key that is missing, of the wrong type, out of range, or not supported.
+    pub fn from_gguf(gguf: &Gguf) -> Result<Self, ModelError> {
+        let size = |key: &str| positive(key, gguf.get_u64(key)?);
+        let optional = |key: &str| gguf.find_u64(key)?.map(|value| positive(key, value)).transpose();
+
+        for key in ["llama.expert_count", "llama.expert_used_count"] {
+            if let Some(found) = gguf.find_u64(key)?.filter(|&count| count > 0) {
+                return Err(ModelError::Unsupported {
+                    key: key.to_owned(),
+                    found: found.to_string(),
+                    supported: "0, a dense feed-forward block".to_owned(),
+                });
+            }
+        }
+        let hidden_size = size("llama.embedding_length")?;
+        let num_attention_heads = size("llama.attention.head_count")?;
+        let num_key_value_heads = optional("llama.attention.head_count_kv")?.unwrap_or(num_attention_heads);
+        divides(
+            "llama.attention.head_count",
+            num_attention_heads,
+            "llama.attention.head_count_kv",
+            num_key_value_heads,
+        )?;
+        let head_dim = match optional("llama.attention.key_length")? {
+            Some(head_dim) => head_dim,
+            None => {
+                divides("llama.embedding_length", hidden_size, "llama.attention.head_count", num_attention_heads)?;
+                hidden_size / num_attention_heads
+            }
+        };
+        if let Some(value_length) = optional("llama.attention.value_length")?.filter(|&length| length != head_dim) {
+            return Err(ModelError::Unsupported {
+                key: "llama.attention.value_length".to_owned(),
+                found: value_length.to_string(),
+                supported: format!("{head_dim}, the key length"),
+            });
+        }
+        let rotary_dim = optional("llama.rope.dimension_count")?.unwrap_or(head_dim);
+        if rotary_dim > head_dim || !rotary_dim.is_multiple_of(2) {
+            return Err(ModelError::Unsupported {
+                key: "llama.rope.dimension_count".to_owned(),
+                found: rotary_dim.to_string(),
+                supported: format!("an even number up to the head dimension, {head_dim}"),
+            });
+        }
+        let max_position_embeddings = size("llama.context_length")?;
+        let embedding = gguf.tensor("token_embd.weight")?;
+        Ok(Self {
+            vocab_size: embedding.shape().first().copied().unwrap_or(0),
+            hidden_size,
+            intermediate_size: size("llama.feed_forward_length")?,
+            num_hidden_layers: size("llama.block_count")?,
+            num_attention_heads,
+            num_key_value_heads,
+            head_dim,
+            rotary_dim,
+            max_position_embeddings,
+            rms_norm_eps: gguf.get_f32("llama.attention.layer_norm_rms_epsilon")?,
+            rope_theta: f64::from(gguf.find_f32("llama.rope.freq_base")?.unwrap_or(10_000.0)),
+            rope_scaling: rope_scaling(gguf, rotary_dim, max_position_embeddings)?,
+            sliding_window: optional("llama.attention.sliding_window")?,
+            tie_word_embeddings: gguf.find_tensor("output.weight").is_none(),
+        })
+    }
+}
+
+fn positive(key: &str, value: u64) -> Result<usize, ModelError> {
+    // Sizes beyond 2^31 are no model's; the bound keeps every product of two of them inside 64 bits.
+    match usize::try_from(value) {
+        Ok(size) if size > 0 && size <= 1 << 31 => Ok(size),
+        _ => Err(ModelError::OutOfRange { key: key.to_owned(), found: value, minimum: 1, maximum: 1 << 31 }),
+    }
+}
+
+fn divides(key: &str, value: usize, divisor_key: &str, divisor: usize) -> Result<(), ModelError> {
+    if value.is_multiple_of(divisor) {
+        return Ok(());
+    }
+    Err(ModelError::NotDivisible { key: key.to_owned(), value, divisor_key: divisor_key.to_owned(), divisor })
+}
+
+fn rope_scaling(gguf: &Gguf, rotary_dim: usize, context: usize) -> Result<RopeScaling, ModelError> {
+    let factor = match gguf.find_f32("llama.rope.scaling.factor")? {
+        Some(factor) => Some(factor),
+        None => gguf.find_f32("llama.rope.scale_linear")?,
+    };
+    let kind = gguf.find_str("llama.rope.scaling.type")?;
+    if let Some(tensor) = gguf.find_tensor("rope_freqs.weight") {
+        if let Some(kind) = kind.filter(|&kind| kind != "none") {
+            return Err(ModelError::Unsupported {
+                key: "llama.rope.scaling.type".to_owned(),
+                found: kind.to_owned(),
+                supported: "\"none\" beside rope_freqs.weight".to_owned(),
+            });
+        }
+        return Ok(RopeScaling::Factors(f32_values(&tensor.expect_shape(&[rotary_dim / 2])?)?));
+    }
+    // The key means nothing without a factor: some converters write 0 or leave it out.
+    let factor = f64::from(factor.unwrap_or(1.0));
+    match kind {
+        None if factor == 1.0 || factor == 0.0 => Ok(RopeScaling::None),
+        Some("none") => Ok(RopeScaling::None),
+        None | Some("linear") => Ok(RopeScaling::Linear { factor: checked_factor(factor)? }),
+        Some("yarn") => {
+            let factor = checked_factor(factor)?;
+            let attention = gguf.find_f32("llama.rope.scaling.yarn_attn_factor")?.unwrap_or(1.0);
+            Ok(RopeScaling::Yarn {
+                factor,
+                original_context: gguf
+                    .find_u64("llama.rope.scaling.original_context_length")?
+                    .map_or(Ok(context), |value| positive("llama.rope.scaling.original_context_length", value))?,
+                beta_fast: f64::from(gguf.find_f32("llama.rope.scaling.yarn_beta_fast")?.unwrap_or(32.0)),
+                beta_slow: f64::from(gguf.find_f32("llama.rope.scaling.yarn_beta_slow")?.unwrap_or(1.0)),
+                attention_factor: f64::from(attention) * RopeScaling::default_yarn_attention_factor(factor),
+            })
+        }
+        Some(other) => Err(ModelError::Unsupported {
+            key: "llama.rope.scaling.type".to_owned(),
+            found: other.to_owned(),
+            supported: "none, linear, yarn".to_owned(),
+        }),
+    }
+}
+
+fn checked_factor(factor: f64) -> Result<f64, ModelError> {
+    if factor.is_finite() && factor > 0.0 {
+        return Ok(factor);
+    }
+    Err(ModelError::Unsupported {
+        key: "llama.rope.scaling.factor".to_owned(),
+        found: factor.to_string(),
+        supported: "a positive number".to_owned(),
+    })
+}
+
+/// Reads the file's metadata and records its program.
+pub(crate) fn from_gguf(gguf: &Gguf) -> Result<Architecture, ModelError> {
+    let cfg = Config::from_gguf(gguf)?;
+    record(&cfg, |name| gguf.find_tensor(name).is_some())
+}
+
+/// Records the program of one pass. `has_tensor` tells which optional tensors (biases) the file holds.
+pub(crate) fn record(cfg: &Config, has_tensor: impl Fn(&str) -> bool) -> Result<Architecture, ModelError> {
+    let mut b = ProgramBuilder::new();
+    let mut computed = Vec::new();
+    let ids = b.input("ids", Extent::PerRow(1), DType::U32);
+    let positions = b.input("positions", Extent::PerRow(1), DType::U32);
+    let logit_rows = b.input("logit_rows", Extent::PerLogitRow(1), DType::U32);
+    let embedding = b.constant("token_embd.weight", &[cfg.vocab_size, cfg.hidden_size], DType::F32);
+    let frequencies = cfg.rope_scaling.frequencies(cfg.rope_theta, cfg.rotary_dim);
+    let (inv_freq, attention_factor) = rope_constant(&mut b, &mut computed, "rope.inv_freq", frequencies);
+
+    let rope_table = b.rope_table(positions, inv_freq, attention_factor); // [rows, rotary_dim]
+    let mut x = b.embed(ids, embedding); // [rows, hidden_size]
+    for layer in 0..cfg.num_hidden_layers {
+        b.set_layer(Some(layer));
+        let w = LayerWeights::declare(&mut b, cfg, layer, &has_tensor);
+        let h = b.rms_norm(x, w.attn_norm, cfg.rms_norm_eps);
+        let h = attention(&mut b, h, rope_table, &w, cfg, layer);
+        x = b.add_assign(x, h);
+        let h = b.rms_norm(x, w.ffn_norm, cfg.rms_norm_eps);
+        let h = gated_mlp(&mut b, h, &w.mlp, Activation::Silu);
+        x = b.add_assign(x, h);
+    }
+    b.set_layer(None);
+    let norm = b.constant("output_norm.weight", &[cfg.hidden_size], DType::F32);
+    let head = if cfg.tie_word_embeddings {
+        embedding
+    } else {
+        b.constant("output.weight", &[cfg.vocab_size, cfg.hidden_size], DType::F32)
+    };
+    // Only wanted rows go on: the head is the widest product of the model.
+    let x = b.select_rows(x, logit_rows); // [logit_rows, hidden_size]
+    let x = b.rms_norm(x, norm, cfg.rms_norm_eps);
+    let logits = b.linear(x, head); // [logit_rows, vocab_size]
+    b.mark_output(logits);
+
+    let kv_layer = KvLayerShape {
+        kv_heads: cfg.num_key_value_heads,
+        head_dim: cfg.head_dim,
+        v_head_dim: cfg.head_dim,
+        window: cfg.sliding_window,
+    };
+    Ok(Architecture {
+        program: b.build()?,
+        ports: Ports { ids, positions, logit_rows, logits },
+        computed,
+        kv_layers: vec![kv_layer; cfg.num_hidden_layers],
+        dimensions: Dimensions {
+            layers: cfg.num_hidden_layers,
+            hidden_size: cfg.hidden_size,
+            vocab_size: cfg.vocab_size,
+            context_length: cfg.max_position_embeddings,
+        },
+    })
+}
+
+/// Weights of one decoder layer.
+struct LayerWeights {
+    attn_norm: Slot,
+    q: LinearWeights,
+    k: LinearWeights,
+    v: LinearWeights,
+    o: LinearWeights,
+    ffn_norm: Slot,
+    mlp: MlpWeights,
+}
+
+impl LayerWeights {
+    fn declare(b: &mut ProgramBuilder, cfg: &Config, layer: usize, has_tensor: &impl Fn(&str) -> bool) -> Self {
+        let mut linear = |name: &str, out_features: usize, in_features: usize| {
+            let bias = format!("blk.{layer}.{name}.bias");
+            LinearWeights {
+                weight: b.constant(&format!("blk.{layer}.{name}.weight"), &[out_features, in_features], DType::F32),
+                bias: has_tensor(&bias).then(|| b.constant(&bias, &[out_features], DType::F32)),
+            }
+        };
+        let (hidden, ffn) = (cfg.hidden_size, cfg.intermediate_size);
+        let q_width = cfg.num_attention_heads * cfg.head_dim;
+        let kv_width = cfg.num_key_value_heads * cfg.head_dim;
+        let q = linear("attn_q", q_width, hidden);
+        let k = linear("attn_k", kv_width, hidden);
+        let v = linear("attn_v", kv_width, hidden);
+        let o = linear("attn_output", hidden, q_width);
+        let gate = linear("ffn_gate", ffn, hidden);
+        let up = linear("ffn_up", ffn, hidden);
+        let down = linear("ffn_down", hidden, ffn);
+        Self {
+            attn_norm: b.constant(&format!("blk.{layer}.attn_norm.weight"), &[hidden], DType::F32),
+            q,
+            k,
+            v,
+            o,
+            ffn_norm: b.constant(&format!("blk.{layer}.ffn_norm.weight"), &[hidden], DType::F32),
+            mlp: MlpWeights { gate, up, down },
+        }
+    }
+}
+
+/// Records the attention of one layer. `x`: `[rows, hidden_size]`, same shape out. KV belongs to the sequence, never to the model.
+fn attention(b: &mut ProgramBuilder, x: Slot, rope_table: Slot, w: &LayerWeights, cfg: &Config, layer: usize) -> Slot {
+    let qkv = b.linear_many(x, &[(w.q.weight, w.q.bias), (w.k.weight, w.k.bias), (w.v.weight, w.v.bias)]);
+    let q = b.split_heads(qkv[0], cfg.num_attention_heads); // [rows, heads, head_dim]
+    let q = b.rope_assign(q, rope_table, RopeLayout::Pairs);
+    let k = b.split_heads(qkv[1], cfg.num_key_value_heads); // [rows, kv_heads, head_dim]
+    let k = b.rope_assign(k, rope_table, RopeLayout::Pairs);
+    let v = b.split_heads(qkv[2], cfg.num_key_value_heads);
+    let spec = AttendSpec { scale: cfg.attention_scale(), window: cfg.sliding_window, softcap: None, sinks: None };
+    let kv = b.state(&format!("blk.{layer}.kv"), Extent::Fixed(0), DType::F32);
+    let out = b.attend(layer, q, k, v, kv, spec); // [rows, heads, head_dim]
+    let out = b.merge_heads(out); // [rows, heads * head_dim]
+    w.o.apply(b, out)
+}

@@ -1,0 +1,120 @@
+//! Model architectures, one file each, and the registry that finds them by name.
+
+use crate::{error::ModelError, gguf::Gguf, layers::rope::RopeFrequencies};
+use plimsoll_attention::{KvDtype, KvLayout};
+use plimsoll_kvcache::{KvLayerSpec, KvSpec};
+use plimsoll_program::{Program, Slot};
+
+pub mod llama;
+
+/// What an architecture makes of a model file: the program and all that the executors must know to feed it.
+#[derive(Debug)]
+pub struct Architecture {
+    /// The steps of one pass.
+    pub program: Program,
+    /// Input and output slots of [`Architecture::program`].
+    pub ports: Ports,
+    /// Constants that are computed instead of read, by slot.
+    pub computed: Vec<(Slot, Vec<f32>)>,
+    /// KV shape of each layer that keeps KV, by the `layer` of its `Attend` step.
+    pub kv_layers: Vec<KvLayerShape>,
+    /// Sizes that callers ask for.
+    pub dimensions: Dimensions,
+}
+
+/// KV of one layer, but for the type it is stored in, which is chosen at run time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvLayerShape {
+    /// Heads of K and V.
+    pub kv_heads: usize,
+    /// Width of a K head.
+    pub head_dim: usize,
+    /// Width of a V head.
+    pub v_head_dim: usize,
+    /// Keys a row sees at most; absent: all.
+    pub window: Option<usize>,
+}
+
+impl Architecture {
+    /// KV of all layers, stored as `dtype`.
+    #[must_use]
+    pub fn kv_spec(&self, dtype: KvDtype) -> KvSpec {
+        let layers = self.kv_layers.iter().map(|shape| KvLayerSpec {
+            layout: KvLayout {
+                kv_heads: shape.kv_heads,
+                head_dim: shape.head_dim,
+                v_head_dim: shape.v_head_dim,
+                dtype,
+            },
+            window: shape.window,
+        });
+        KvSpec { layers: layers.collect() }
+    }
+}
+
+/// The slots through which a pass enters and leaves a program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ports {
+    /// Token ids, u32 `[rows]`.
+    pub ids: Slot,
+    /// Absolute positions, u32 `[rows]`.
+    pub positions: Slot,
+    /// Rows of the pass whose logits are wanted, u32 `[logit_rows]`.
+    pub logit_rows: Slot,
+    /// f32 `[logit_rows, vocab_size]`.
+    pub logits: Slot,
+}
+
+/// Sizes of a loaded model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dimensions {
+    /// Decoder layers.
+    pub layers: usize,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Rows of the embedding table.
+    pub vocab_size: usize,
+    /// Longest context the model was trained for, tokens.
+    pub context_length: usize,
+}
+
+/// One known architecture.
+pub(crate) struct Entry {
+    /// Value of `general.architecture`.
+    pub(crate) name: &'static str,
+    /// Reads the file's metadata and records the program.
+    pub(crate) build: fn(&Gguf) -> Result<Architecture, ModelError>,
+}
+
+/// Every architecture that can be loaded; a new one is one file and one line here.
+pub(crate) const REGISTRY: &[Entry] = &[Entry { name: "llama", build: llama::from_gguf }];
+
+/// Names of all architectures that can be loaded.
+pub fn known_architectures() -> impl Iterator<Item = &'static str> {
+    REGISTRY.iter().map(|entry| entry.name)
+}
+
+/// Finds the architecture that the file names and records its program.
+///
+/// # Errors
+/// [`ModelError::UnknownArchitecture`], with those known; and whatever the architecture finds wrong with the metadata.
+pub(crate) fn build(gguf: &Gguf) -> Result<Architecture, ModelError> {
+    let name = gguf.get_str("general.architecture")?;
+    let entry = REGISTRY.iter().find(|entry| entry.name == name).ok_or_else(|| ModelError::UnknownArchitecture {
+        found: name.to_owned(),
+        known: known_architectures().collect::<Vec<_>>().join(", "),
+    })?;
+    (entry.build)(gguf)
+}
+
+/// Declares the constants of a RoPE table and remembers the computed frequencies.
+pub(crate) fn rope_constant(
+    b: &mut plimsoll_program::ProgramBuilder,
+    computed: &mut Vec<(Slot, Vec<f32>)>,
+    name: &str,
+    frequencies: RopeFrequencies,
+) -> (Slot, f32) {
+    let slot = b.constant(name, &[frequencies.inv_freq.len()], plimsoll_program::DType::F32);
+    computed.push((slot, frequencies.inv_freq));
+    (slot, frequencies.attention_factor)
+}

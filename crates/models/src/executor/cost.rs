@@ -1,0 +1,111 @@
+//! What the CPU kernels of a step need beside its slots: the planner asks here, and so does the executor.
+
+use crate::model::WeightTypes;
+use plimsoll_attention::{AttnShape, KvDtype, Route};
+use plimsoll_program::{CostModel, Dims, Op, Program, Slot};
+use smallvec::SmallVec;
+
+/// Start-up settings of a CPU executor. Everything that decides a route is here or in a shape.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CpuSettings {
+    /// Threads, the caller's included; at least 1.
+    pub threads: usize,
+    /// Instruction set of the products.
+    pub linear_isa: plimsoll_linear::Isa,
+    /// Instruction set of attention and activations.
+    pub attention_isa: plimsoll_attention::Isa,
+    /// Attention route to force; `None` takes the route of the shape.
+    pub attention_route: Option<plimsoll_attention::RouteKind>,
+    /// Type in which keys and values are kept.
+    pub kv_dtype: KvDtype,
+}
+
+impl CpuSettings {
+    /// The best instruction sets that this machine has.
+    #[must_use]
+    pub fn detect(threads: usize, kv_dtype: KvDtype) -> Self {
+        Self {
+            threads: threads.max(1),
+            linear_isa: plimsoll_linear::Isa::detect(),
+            attention_isa: plimsoll_attention::Isa::detect(),
+            attention_route: None,
+            kv_dtype,
+        }
+    }
+
+    pub(crate) fn linear(&self) -> plimsoll_linear::Settings {
+        plimsoll_linear::Settings { isa: self.linear_isa, threads: self.threads }
+    }
+
+    pub(crate) fn attention(&self) -> plimsoll_attention::Settings {
+        plimsoll_attention::Settings { route: self.attention_route, isa: self.attention_isa, threads: self.threads }
+    }
+}
+
+/// Prices kernel scratch for the CPU executor.
+#[derive(Debug, Clone, Copy)]
+pub struct CpuCost<'a> {
+    /// How each constant is stored.
+    pub weight_types: &'a WeightTypes,
+    /// The settings that the executor will run with.
+    pub settings: CpuSettings,
+}
+
+impl CostModel for CpuCost<'_> {
+    fn scratch_bytes(&self, program: &Program, op: &Op, dims: &Dims) -> u64 {
+        match op {
+            Op::Linear { x, parts } => {
+                let rows = program.slot(*x).extent.rows(dims);
+                let in_features = program.slot(*x).extent.width();
+                let shapes = parts
+                    .iter()
+                    .map(|part| (self.weight_types.of(part.weight), program.slot(part.out).extent.width()))
+                    .collect::<SmallVec<[_; 4]>>();
+                plimsoll_linear::scratch_bytes(rows, in_features, &shapes, self.settings.linear())
+            }
+            Op::Attend { q, k, v, spec, .. } => {
+                let shape =
+                    attn_shape(program, [*q, *k, *v], spec.window, self.settings.kv_dtype, dims.rows, dims.kv_len);
+                Route::for_shape(&shape, &self.settings.attention()).workspace_bytes(&shape)
+            }
+            Op::Embed { .. }
+            | Op::RmsNorm { .. }
+            | Op::RopeTable { .. }
+            | Op::Rope { .. }
+            | Op::Glu { .. }
+            | Op::Unary { .. }
+            | Op::Add { .. }
+            | Op::Mul { .. }
+            | Op::Scale { .. }
+            | Op::Softcap { .. }
+            | Op::SelectRows { .. }
+            | Op::Copy { .. }
+            | Op::Fill { .. }
+            | Op::Sum { .. }
+            | Op::If { .. }
+            | Op::Scan { .. } => 0,
+        }
+    }
+}
+
+/// The shape of an `Attend` step over slots `[q, k, v]` for `rows` rows that see `kv_len` keys.
+pub(crate) fn attn_shape(
+    program: &Program,
+    [q, k, v]: [Slot; 3],
+    window: Option<usize>,
+    kv_dtype: KvDtype,
+    rows: usize,
+    kv_len: usize,
+) -> AttnShape {
+    let (q, k, v) = (program.slot(q), program.slot(k), program.slot(v));
+    AttnShape {
+        rows,
+        kv_len,
+        heads: q.groups,
+        kv_heads: k.groups,
+        head_dim: q.head_dim(),
+        v_head_dim: v.head_dim(),
+        kv_dtype,
+        window,
+    }
+}

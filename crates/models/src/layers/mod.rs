@@ -1,0 +1,4 @@
+//! What more than one architecture needs: rope scaling and the common blocks of a decoder layer.
+
+pub(crate) mod mlp;
+pub(crate) mod rope;

@@ -1,0 +1,27 @@
+#![doc = include_str!("../README.md")]
+
+pub mod arch;
+pub mod chat;
+mod error;
+mod executor;
+pub mod gguf;
+mod kernels;
+mod layers;
+mod model;
+pub mod sampler;
+mod session;
+mod text;
+pub mod tokenizer;
+
+pub use error::ModelError;
+pub use executor::{
+    candle::{CandleExecutor, CandleSequence},
+    cost::{CpuCost, CpuSettings},
+    cpu::{CpuExecutor, Logits, PassStats},
+    observer::{HashSteps, StepEvent, StepHash, StepObserver},
+    pass::{ExecError, LogitRows, Segment},
+};
+pub use layers::rope::RopeScaling;
+pub use model::{Constant, LoadPlan, Model, WeightTypes};
+pub use session::{CandleSession, CpuSession, PromptTarget, Session};
+pub use text::TextError;

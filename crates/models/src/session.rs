@@ -1,0 +1,222 @@
+//! One sequence on one executor: what generation and the prefill driver work with, whatever the device.
+
+use crate::executor::{
+    candle::{CandleExecutor, CandleSequence},
+    cpu::{CpuExecutor, Logits},
+    observer::StepObserver,
+    pass::{ExecError, LogitRows, Segment},
+};
+use plimsoll_kvcache::Sequence;
+use plimsoll_prefill::{Chunk, ChunkTarget};
+use plimsoll_program::Dims;
+use std::ops::Range;
+
+/// A sequence that can be extended by rows.
+pub trait Session {
+    /// Tokens held so far.
+    fn len(&self) -> usize;
+
+    /// Whether no token is held.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Appends `tokens` and computes the logits asked for.
+    ///
+    /// # Errors
+    /// [`ExecError`]; the sequence is then as it was.
+    fn extend(&mut self, tokens: &[u32], logit_rows: LogitRows) -> Result<Logits<'_>, ExecError>;
+
+    /// Planned peak of a pass of these sizes: all that it takes beside weights and KV.
+    fn transient_bytes(&self, dims: &Dims) -> u64;
+
+    /// Transient bytes that the last pass really used, if the executor counts them.
+    fn measured_bytes(&self) -> Option<u64>;
+
+    /// Bytes of keys and values held now.
+    fn kv_bytes(&self) -> u64;
+
+    /// Gives back what the executor keeps between passes.
+    fn drain(&mut self);
+}
+
+/// A sequence on the CPU executor.
+#[derive(Debug)]
+pub struct CpuSession<O = ()> {
+    executor: CpuExecutor,
+    sequence: Sequence,
+    observer: O,
+}
+
+impl<O: StepObserver> CpuSession<O> {
+    /// A session over a sequence made for the executor's model and KV type; `observer` hears of every step.
+    pub fn new(executor: CpuExecutor, sequence: Sequence, observer: O) -> Self {
+        Self { executor, sequence, observer }
+    }
+
+    /// The executor.
+    pub fn executor(&self) -> &CpuExecutor {
+        &self.executor
+    }
+
+    /// The sequence.
+    pub fn sequence(&self) -> &Sequence {
+        &self.sequence
+    }
+
+    /// The observer.
+    pub fn observer(&self) -> &O {
+        &self.observer
+    }
+}
+
+impl<O: StepObserver> Session for CpuSession<O> {
+    fn len(&self) -> usize {
+        self.sequence.len()
+    }
+
+    fn extend(&mut self, tokens: &[u32], logit_rows: LogitRows) -> Result<Logits<'_>, ExecError> {
+        let start = self.sequence.len();
+        let mut segment = [Segment { sequence: &mut self.sequence, tokens, start }];
+        self.executor.run(&mut segment, logit_rows, &mut self.observer)
+    }
+
+    fn transient_bytes(&self, dims: &Dims) -> u64 {
+        self.executor.plan(dims).peak_bytes
+    }
+
+    fn measured_bytes(&self) -> Option<u64> {
+        Some(self.executor.stats().high_water_bytes)
+    }
+
+    fn kv_bytes(&self) -> u64 {
+        self.sequence.bytes()
+    }
+
+    fn drain(&mut self) {
+        // The arena stays: the next chunk has its size. What the allocator keeps of freed blocks is the binary's to trim.
+    }
+}
+
+/// A sequence on the candle executor.
+#[derive(Debug)]
+pub struct CandleSession {
+    executor: CandleExecutor,
+    sequence: CandleSequence,
+    logits: Vec<f32>,
+}
+
+impl CandleSession {
+    /// An empty sequence.
+    #[must_use]
+    pub fn new(executor: CandleExecutor) -> Self {
+        Self { executor, sequence: CandleSequence::default(), logits: Vec::new() }
+    }
+
+    /// The executor.
+    #[must_use]
+    pub fn executor(&self) -> &CandleExecutor {
+        &self.executor
+    }
+}
+
+impl Session for CandleSession {
+    fn len(&self) -> usize {
+        self.sequence.len()
+    }
+
+    fn extend(&mut self, tokens: &[u32], logit_rows: LogitRows) -> Result<Logits<'_>, ExecError> {
+        let start = self.sequence.len();
+        let mut segment = [Segment { sequence: &mut self.sequence, tokens, start }];
+        let logits = self.executor.run(&mut segment, logit_rows)?;
+        // A read-back looks at the last command buffer only; a fault in an earlier one shows here.
+        self.executor.device().synchronize()?;
+        let (rows, vocab_size) = logits.dims2()?;
+        self.logits = logits.flatten_all()?.to_vec1()?;
+        Ok(Logits { values: &self.logits, rows, vocab_size })
+    }
+
+    fn transient_bytes(&self, dims: &Dims) -> u64 {
+        self.executor.plan(dims).peak_bytes
+    }
+
+    fn measured_bytes(&self) -> Option<u64> {
+        None
+    }
+
+    fn kv_bytes(&self) -> u64 {
+        self.sequence.bytes()
+    }
+
+    fn drain(&mut self) {
+        // candle frees its pool when it synchronizes; a fault would show at the next pass as well.
+        if let Err(error) = self.executor.device().synchronize() {
+            tracing::warn!(%error, "the device did not synchronize");
+        }
+    }
+}
+
+/// A prompt on its way into a session, chunk by chunk: what the prefill driver drives.
+pub struct PromptTarget<'a, S> {
+    session: &'a mut S,
+    prompt: &'a [u32],
+    /// Logits of the prompt's last row only, or of every row.
+    logit_rows: LogitRows,
+    sink: &'a mut dyn FnMut(Range<usize>, &[f32]),
+}
+
+impl<S> std::fmt::Debug for PromptTarget<'_, S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PromptTarget").field("prompt_tokens", &self.prompt.len()).finish_non_exhaustive()
+    }
+}
+
+impl<'a, S: Session> PromptTarget<'a, S> {
+    /// `sink` gets the wanted rows of the prompt and their logits `[rows, vocab_size]`, chunk by chunk.
+    pub fn new(
+        session: &'a mut S,
+        prompt: &'a [u32],
+        logit_rows: LogitRows,
+        sink: &'a mut dyn FnMut(Range<usize>, &[f32]),
+    ) -> Self {
+        Self { session, prompt, logit_rows, sink }
+    }
+
+    fn wanted(&self, end: usize) -> LogitRows {
+        match self.logit_rows {
+            LogitRows::Last if end < self.prompt.len() => LogitRows::None,
+            wanted => wanted,
+        }
+    }
+}
+
+impl<S: Session> ChunkTarget for PromptTarget<'_, S> {
+    type Error = ExecError;
+
+    fn transient_bytes(&self, rows: usize, start: usize) -> u64 {
+        let logit_rows = match self.wanted(start + rows) {
+            LogitRows::None => 0,
+            LogitRows::Last => 1,
+            LogitRows::All => rows,
+        };
+        self.session.transient_bytes(&Dims { rows, logit_rows, kv_len: start + rows })
+    }
+
+    fn run(&mut self, chunk: &Chunk) -> Result<(), ExecError> {
+        let end = chunk.start + chunk.rows;
+        let wanted = self.wanted(end);
+        let logits = self.session.extend(&self.prompt[chunk.start..end], wanted)?;
+        if logits.rows > 0 {
+            (self.sink)(end - logits.rows..end, logits.values);
+        }
+        Ok(())
+    }
+
+    fn drain(&mut self) {
+        self.session.drain();
+    }
+
+    fn measured_bytes(&self) -> Option<u64> {
+        self.session.measured_bytes()
+    }
+}

@@ -1,0 +1,6 @@
+//! The public API.
+
+mod chat;
+mod gguf;
+mod sampler;
+mod tokenizer;

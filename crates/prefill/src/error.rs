@@ -1,0 +1,35 @@
+//! Why a prefill ended early.
+
+use plimsoll_memguard::ReserveError;
+
+use crate::PrefillReport;
+
+/// A prefill that could not go on. The tokens done before stay usable: go on from there, or drop them.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("prefill ended after {done_tokens} of {total_tokens} tokens")]
+#[non_exhaustive]
+pub struct PrefillError<E> {
+    /// Tokens finished, counted from the start of the range.
+    pub done_tokens: usize,
+    /// Tokens that were asked for.
+    pub total_tokens: usize,
+    /// What was done before.
+    pub report: Box<PrefillReport>,
+    /// What happened.
+    #[source]
+    pub source: StepError<E>,
+}
+
+/// A chunk that did not run, or failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StepError<E> {
+    /// The ledger had no room even for the smallest chunk allowed. Nothing ran.
+    #[error("no memory for a chunk of {rows} tokens at position {start} ({planned_bytes} bytes)")]
+    #[expect(missing_docs, reason = "field names say what they hold and in which unit")]
+    Reserve { start: usize, rows: usize, planned_bytes: u64, source: ReserveError },
+    /// The target failed; its transients were drained and given back.
+    #[error("chunk of {rows} tokens at position {start} failed")]
+    #[expect(missing_docs, reason = "field names say what they hold and in which unit")]
+    Target { start: usize, rows: usize, source: E },
+}

@@ -1,0 +1,463 @@
+//! Steps: what a program can do, and the one walk over the slots an operation names.
+
+use crate::{ChainId, Slot};
+
+/// One weight of a [`Op::Linear`] step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LinearPart {
+    /// Constant `[out_features, in_features]`.
+    pub weight: Slot,
+    /// Constant `[out_features]`, added once at the end.
+    pub bias: Option<Slot>,
+    /// `[.., out_features]`.
+    pub out: Slot,
+}
+
+/// Which elements of a head rotate together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RopeLayout {
+    /// `i` with `i + rotated / 2` (GPT-NeoX, Hugging Face checkpoints).
+    Halves,
+    /// `2 i` with `2 i + 1` (the paper's, GGUF files of the llama family).
+    Pairs,
+}
+
+/// Parameters of an [`Op::Attend`] step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttendSpec {
+    /// Factor on `q . k`.
+    pub scale: f32,
+    /// Keys a row sees, itself included; `None` for all.
+    pub window: Option<usize>,
+    /// `cap * tanh(score / cap)` after the scale.
+    pub softcap: Option<f32>,
+    /// Constant `[heads]`: one more logit per head that takes weight and gives no value.
+    pub sinks: Option<Slot>,
+}
+
+impl AttendSpec {
+    /// Plain causal attention.
+    pub const fn causal(scale: f32) -> Self {
+        Self { scale, window: None, softcap: None, sinks: None }
+    }
+}
+
+/// Activation of a gated unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    /// `x * sigmoid(x)`.
+    Silu,
+    /// `x * Phi(x)`, with the error function.
+    Gelu,
+    /// GELU by its `tanh` formula.
+    GeluTanh,
+    /// `max(x, 0)`.
+    Relu,
+    /// `1 / (1 + exp(-x))`.
+    Sigmoid,
+}
+
+/// Function of one element.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unary {
+    /// `x * sigmoid(x)`.
+    Silu,
+    /// `1 / (1 + exp(-x))`.
+    Sigmoid,
+    /// `x * Phi(x)`, with the error function.
+    Gelu,
+    /// GELU by its `tanh` formula.
+    GeluTanh,
+    /// `max(x, 0)`.
+    Relu,
+    /// Hyperbolic tangent.
+    Tanh,
+    /// `e^x`.
+    Exp,
+    /// `-x`.
+    Neg,
+    /// `x * x`.
+    Square,
+    /// Square root.
+    Sqrt,
+}
+
+/// Chooses a branch of an [`Op::If`] step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Condition {
+    /// The pass has at most this many rows.
+    RowsAtMost(usize),
+    /// The one element of this `Fixed(1)` slot is not zero.
+    Nonzero(Slot),
+}
+
+/// One source of an [`Op::Scan`] step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ScanInput {
+    /// `[rows, width]`.
+    pub source: Slot,
+    /// `[width]`: row `i` of the source during iteration `i`. Owned by the body.
+    pub row: Slot,
+}
+
+/// A value that an [`Op::Scan`] step hands from one iteration to the next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Carry {
+    /// Initial value before the step, final value after it. Owned by a chain around the body, or state.
+    pub carry: Slot,
+    /// Copied to `carry` after each iteration. Where both have one root, the body has written in place and there is
+    /// nothing to copy.
+    pub next: Slot,
+}
+
+/// One stacked result of an [`Op::Scan`] step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ScanOutput {
+    /// `[width]`: the value of iteration `i`.
+    pub row: Slot,
+    /// `[rows, width]`: row `i` is taken after iteration `i`, before the carries take their next value.
+    pub stacked: Slot,
+}
+
+/// One operation over slots.
+///
+/// Matched without a wildcard everywhere, on purpose: an operation added here does not compile until liveness, pricing
+/// and every executor know it. "Row" is a row of [`Extent`](crate::Extent): a `Fixed` slot is one row. `out` is a fresh
+/// slot, or, for the in-place forms of the builder, a view of the operand's memory (compare their roots).
+#[derive(Debug, Clone, PartialEq)]
+pub enum Op {
+    /// `out[r] = table[ids[r]]`.
+    Embed {
+        /// U32, `[rows, 1]`.
+        ids: Slot,
+        /// Constant `[vocabulary, width]`.
+        table: Slot,
+        /// `[rows, width]`.
+        out: Slot,
+    },
+    /// `out = x weight^T + bias` for each part; the parts share one pass over `x`.
+    Linear {
+        /// `[.., in_features]`.
+        x: Slot,
+        /// At least one.
+        parts: Vec<LinearPart>,
+    },
+    /// `out = x / sqrt(mean(x^2) + eps) * weight`, the mean over `width / groups` elements.
+    RmsNorm {
+        /// `[.., width]`, in groups.
+        x: Slot,
+        /// Constant `[width / groups]`.
+        weight: Slot,
+        /// Added to the mean of squares.
+        eps: f32,
+        /// As `x`.
+        out: Slot,
+    },
+    /// Angles `positions[r] * inv_freq[i]`: `rotated / 2` cosines, then as many sines, both times `scale`.
+    RopeTable {
+        /// U32, `[rows, 1]`.
+        positions: Slot,
+        /// Constant F32 `[rotated / 2]`.
+        inv_freq: Slot,
+        /// Factor on cosine and sine (YaRN's attention factor); 1 otherwise.
+        scale: f32,
+        /// F32 `[rows, rotated]`.
+        out: Slot,
+    },
+    /// Rotates the first `rotated` elements of each head, copies the rest.
+    Rope {
+        /// `[.., heads * head_dim]`, in `heads` groups.
+        x: Slot,
+        /// `[.., rotated]`, from [`Op::RopeTable`].
+        table: Slot,
+        /// Which elements rotate together.
+        layout: RopeLayout,
+        /// As `x`.
+        out: Slot,
+    },
+    /// Appends `k` and `v` to the layer's KV, then lets every row attend to the keys it sees.
+    Attend {
+        /// Layer number, for the KV of the sequence.
+        layer: usize,
+        /// `[rows, heads * head_dim]`, in `heads` groups.
+        q: Slot,
+        /// `[rows, kv_heads * head_dim]`, in `kv_heads` groups.
+        k: Slot,
+        /// `[rows, kv_heads * v_head_dim]`, in `kv_heads` groups.
+        v: Slot,
+        /// The layer's KV.
+        state: Slot,
+        /// Scale, window and the like.
+        spec: AttendSpec,
+        /// `[rows, heads * v_head_dim]`, in `heads` groups.
+        out: Slot,
+    },
+    /// `out = activation(gate) * up`.
+    Glu {
+        /// Any float extent.
+        gate: Slot,
+        /// As `gate`.
+        up: Slot,
+        /// Applied to `gate`.
+        activation: Activation,
+        /// As `gate`.
+        out: Slot,
+    },
+    /// `out = function(x)`, element by element.
+    Unary {
+        /// Any float extent.
+        x: Slot,
+        /// The function.
+        function: Unary,
+        /// As `x`.
+        out: Slot,
+    },
+    /// `out = a + b`; a `Fixed` `b` of one row's width is added to every row.
+    Add {
+        /// Any float extent.
+        a: Slot,
+        /// As `a`, or `[width]`.
+        b: Slot,
+        /// As `a`.
+        out: Slot,
+    },
+    /// `out = a * b`; a `Fixed` `b` of one row's width multiplies every row.
+    Mul {
+        /// Any float extent.
+        a: Slot,
+        /// As `a`, or `[width]`.
+        b: Slot,
+        /// As `a`.
+        out: Slot,
+    },
+    /// `out = x * factor`.
+    Scale {
+        /// Any float extent.
+        x: Slot,
+        /// The factor.
+        factor: f32,
+        /// As `x`.
+        out: Slot,
+    },
+    /// `out = cap * tanh(x / cap)`.
+    Softcap {
+        /// Any float extent.
+        x: Slot,
+        /// Bound of the result's magnitude.
+        cap: f32,
+        /// As `x`.
+        out: Slot,
+    },
+    /// `out[i] = x[rows[i]]`.
+    SelectRows {
+        /// `[rows, width]`.
+        x: Slot,
+        /// U32, `[logit_rows, 1]`.
+        rows: Slot,
+        /// `[logit_rows, width]`.
+        out: Slot,
+    },
+    /// `out = x`; `out` may be state.
+    Copy {
+        /// Anything.
+        x: Slot,
+        /// As `x`.
+        out: Slot,
+    },
+    /// Every element of `out` is `value`.
+    Fill {
+        /// The value.
+        value: f32,
+        /// F32, any extent.
+        out: Slot,
+    },
+    /// The sum of all elements.
+    Sum {
+        /// Any float extent.
+        x: Slot,
+        /// F32 `[1]`.
+        out: Slot,
+    },
+    /// Runs one of two chains. Both write the same slots, which a chain around them owns.
+    If {
+        /// Chooses the branch.
+        condition: Condition,
+        /// Runs if the condition holds.
+        then_chain: ChainId,
+        /// Runs if it does not.
+        else_chain: ChainId,
+    },
+    /// Runs `body` once for each row of the pass, in ascending order.
+    Scan {
+        /// The chain to run.
+        body: ChainId,
+        /// Before each iteration, `row` becomes row `i` of `source`.
+        inputs: Vec<ScanInput>,
+        /// After each iteration, and after the outputs, `carry` becomes `next`.
+        carries: Vec<Carry>,
+        /// After each iteration, row `i` of `stacked` becomes `row`.
+        outputs: Vec<ScanOutput>,
+    },
+}
+
+/// How an operation uses a slot it names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// Read.
+    Read,
+    /// Written, without a look at what was there.
+    Write,
+    /// Read and written.
+    Update,
+    /// Written at the start of each run of a nested chain, which owns it.
+    BodyStart,
+    /// Read at the end of each run of a nested chain.
+    BodyEnd,
+}
+
+impl Op {
+    /// Stable lower-case name for spans, hashes and messages.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Embed { .. } => "embed",
+            Self::Linear { .. } => "linear",
+            Self::RmsNorm { .. } => "rms_norm",
+            Self::RopeTable { .. } => "rope_table",
+            Self::Rope { .. } => "rope",
+            Self::Attend { .. } => "attend",
+            Self::Glu { .. } => "glu",
+            Self::Unary { .. } => "unary",
+            Self::Add { .. } => "add",
+            Self::Mul { .. } => "mul",
+            Self::Scale { .. } => "scale",
+            Self::Softcap { .. } => "softcap",
+            Self::SelectRows { .. } => "select_rows",
+            Self::Copy { .. } => "copy",
+            Self::Fill { .. } => "fill",
+            Self::Sum { .. } => "sum",
+            Self::If { .. } => "if",
+            Self::Scan { .. } => "scan",
+        }
+    }
+
+    /// Calls `f` for every slot the operation names, operands first, results last. Slots named by the steps of nested
+    /// chains are not included.
+    ///
+    /// The only place that lists an operation's slots: liveness, scope checks, flush accounting and pricing all use it.
+    /// No pattern here has a `..`, so neither a new operation nor a new field can be left out without a compile error.
+    pub fn visit(&self, mut f: impl FnMut(Slot, Access)) {
+        use Access::{BodyEnd, BodyStart, Read, Update, Write};
+        match self {
+            Self::Embed { ids, table, out } => {
+                f(*ids, Read);
+                f(*table, Read);
+                f(*out, Write);
+            }
+            Self::Linear { x, parts } => {
+                f(*x, Read);
+                for LinearPart { weight, bias, out: _ } in parts {
+                    f(*weight, Read);
+                    if let Some(bias) = bias {
+                        f(*bias, Read);
+                    }
+                }
+                for LinearPart { weight: _, bias: _, out } in parts {
+                    f(*out, Write);
+                }
+            }
+            Self::RmsNorm { x, weight, eps: _, out } => {
+                f(*x, Read);
+                f(*weight, Read);
+                f(*out, Write);
+            }
+            Self::RopeTable { positions, inv_freq, scale: _, out } => {
+                f(*positions, Read);
+                f(*inv_freq, Read);
+                f(*out, Write);
+            }
+            Self::Rope { x, table, layout: _, out } => {
+                f(*x, Read);
+                f(*table, Read);
+                f(*out, Write);
+            }
+            Self::Attend { layer: _, q, k, v, state, spec, out } => {
+                let AttendSpec { scale: _, window: _, softcap: _, sinks } = spec;
+                f(*q, Read);
+                f(*k, Read);
+                f(*v, Read);
+                if let Some(sinks) = sinks {
+                    f(*sinks, Read);
+                }
+                f(*state, Update);
+                f(*out, Write);
+            }
+            Self::Glu { gate, up, activation: _, out } => {
+                f(*gate, Read);
+                f(*up, Read);
+                f(*out, Write);
+            }
+            Self::Unary { x, function: _, out }
+            | Self::Scale { x, factor: _, out }
+            | Self::Softcap { x, cap: _, out }
+            | Self::Copy { x, out }
+            | Self::Sum { x, out } => {
+                f(*x, Read);
+                f(*out, Write);
+            }
+            Self::Add { a, b, out } | Self::Mul { a, b, out } => {
+                f(*a, Read);
+                f(*b, Read);
+                f(*out, Write);
+            }
+            Self::SelectRows { x, rows, out } => {
+                f(*x, Read);
+                f(*rows, Read);
+                f(*out, Write);
+            }
+            Self::Fill { value: _, out } => f(*out, Write),
+            Self::If { condition, then_chain: _, else_chain: _ } => match condition {
+                Condition::RowsAtMost(_) => {}
+                Condition::Nonzero(slot) => f(*slot, Read),
+            },
+            Self::Scan { body: _, inputs, carries, outputs } => {
+                for ScanInput { source, row } in inputs {
+                    f(*source, Read);
+                    f(*row, BodyStart);
+                }
+                for Carry { carry, next } in carries {
+                    f(*carry, Update);
+                    f(*next, BodyEnd);
+                }
+                for ScanOutput { row, stacked } in outputs {
+                    f(*row, BodyEnd);
+                    f(*stacked, Write);
+                }
+            }
+        }
+    }
+
+    /// The nested chains the operation runs, in order.
+    pub fn chains(&self) -> impl Iterator<Item = ChainId> + use<> {
+        let chains = match self {
+            Self::If { condition: _, then_chain, else_chain } => [Some(*then_chain), Some(*else_chain)],
+            Self::Scan { body, inputs: _, carries: _, outputs: _ } => [Some(*body), None],
+            Self::Embed { .. }
+            | Self::Linear { .. }
+            | Self::RmsNorm { .. }
+            | Self::RopeTable { .. }
+            | Self::Rope { .. }
+            | Self::Attend { .. }
+            | Self::Glu { .. }
+            | Self::Unary { .. }
+            | Self::Add { .. }
+            | Self::Mul { .. }
+            | Self::Scale { .. }
+            | Self::Softcap { .. }
+            | Self::SelectRows { .. }
+            | Self::Copy { .. }
+            | Self::Fill { .. }
+            | Self::Sum { .. } => [None, None],
+        };
+        chains.into_iter().flatten()
+    }
+}

@@ -1,0 +1,170 @@
+//! The command line. Every flag has an environment name, `PLIMSOLL_...`; libraries read no environment, only this does.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use plimsoll_memguard::ByteSize;
+use std::{num::NonZeroUsize, path::PathBuf, str::FromStr};
+
+/// Long-context LLM prefill that never passes the memory line.
+#[derive(Debug, Parser)]
+#[command(name = "plimsoll", version, propagate_version = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Answer one prompt.
+    Run(Box<RunArgs>),
+    /// Fetch and list models by short name.
+    Models {
+        #[command(subcommand)]
+        command: ModelsCommand,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ModelsCommand {
+    /// Fetch a model into the cache folder and print its path.
+    Fetch {
+        /// Short name.
+        name: String,
+        #[command(flatten)]
+        cache: CacheArgs,
+    },
+    /// List the short names.
+    List,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CacheArgs {
+    /// Folder for fetched models; default: `plimsoll` in the user's cache folder.
+    #[arg(long, env = "PLIMSOLL_CACHE_DIR", value_name = "DIR")]
+    pub(crate) cache_dir: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("input").required(true).args(["prompt", "prompt_file", "token_ids"]))]
+pub(crate) struct RunArgs {
+    /// A GGUF file, or a short name (see `plimsoll models list`).
+    #[arg(short, long, env = "PLIMSOLL_MODEL", default_value = "smollm2-135m")]
+    pub(crate) model: String,
+    #[command(flatten)]
+    pub(crate) cache: CacheArgs,
+
+    /// The prompt.
+    #[arg(short, long, env = "PLIMSOLL_PROMPT", value_name = "TEXT")]
+    pub(crate) prompt: Option<String>,
+    /// File that holds the prompt; `-`: standard input.
+    #[arg(long, env = "PLIMSOLL_PROMPT_FILE", value_name = "FILE")]
+    pub(crate) prompt_file: Option<PathBuf>,
+    /// File of whitespace-separated token ids, taken as they are; `-`: standard input.
+    #[arg(long, env = "PLIMSOLL_TOKEN_IDS", value_name = "FILE")]
+    pub(crate) token_ids: Option<PathBuf>,
+    /// No chat template: the text as it is, with the tokenizer's own special tokens only.
+    #[arg(long, env = "PLIMSOLL_RAW")]
+    pub(crate) raw: bool,
+
+    /// Most tokens to generate; default: the smaller of 1,024 and what fits. 0 only prefills.
+    #[arg(short = 'n', long, env = "PLIMSOLL_MAX_TOKENS", value_name = "N")]
+    pub(crate) max_tokens: Option<usize>,
+    /// Sampling temperature; 0 takes the most likely token.
+    #[arg(short, long, env = "PLIMSOLL_TEMPERATURE", default_value_t = 0.0, allow_negative_numbers = true)]
+    pub(crate) temperature: f32,
+    /// Sample among the N most likely tokens only.
+    #[arg(long, env = "PLIMSOLL_TOP_K", value_name = "N")]
+    pub(crate) top_k: Option<usize>,
+    /// Sample among the most likely tokens that together reach this probability.
+    #[arg(long, env = "PLIMSOLL_TOP_P", value_name = "P", allow_negative_numbers = true)]
+    pub(crate) top_p: Option<f32>,
+    /// Seed of the sampler: the same seed gives the same text.
+    #[arg(short, long, env = "PLIMSOLL_SEED", default_value_t = 0)]
+    pub(crate) seed: u64,
+
+    /// Rows per prefill chunk; `auto`: the most that the budget allows, up to 512.
+    #[arg(long, env = "PLIMSOLL_CHUNK", default_value = "auto", value_name = "auto|N")]
+    pub(crate) chunk: ChunkArg,
+    /// Memory that the process may use, like 512MiB or 4GiB; default: what the machine or its container allows.
+    #[arg(long, env = "PLIMSOLL_MEMORY_BUDGET", value_name = "BYTES")]
+    pub(crate) memory_budget: Option<ByteSize>,
+    /// Threads; default: one per core that the process may use.
+    #[arg(long, env = "PLIMSOLL_THREADS", value_name = "N")]
+    pub(crate) threads: Option<NonZeroUsize>,
+    /// Type in which keys and values are kept.
+    #[arg(long, env = "PLIMSOLL_KV_DTYPE", value_enum, default_value_t = KvDtypeArg::Bf16)]
+    pub(crate) kv_dtype: KvDtypeArg,
+    /// Where to run.
+    #[arg(long, env = "PLIMSOLL_DEVICE", value_enum, default_value_t = DeviceArg::Cpu)]
+    pub(crate) device: DeviceArg,
+    /// Force an attention route: `tiled` or `reference`; default: by shape.
+    #[arg(long, env = "PLIMSOLL_ATTENTION", value_enum, hide = true)]
+    pub(crate) attention: Option<AttentionArg>,
+    /// Force an instruction set; default: the best that this processor has.
+    #[arg(long, env = "PLIMSOLL_ISA", value_enum, hide = true)]
+    pub(crate) isa: Option<IsaArg>,
+
+    /// Write the memory timeline, planned and measured, as .csv or .svg.
+    #[arg(long, env = "PLIMSOLL_MEMORY_TRACE", value_name = "OUT")]
+    pub(crate) memory_trace: Option<PathBuf>,
+    /// Write a hash of what every step of the prefill wrote, one line each.
+    #[arg(long, env = "PLIMSOLL_TRACE_HASHES", value_name = "OUT")]
+    pub(crate) trace_hashes: Option<PathBuf>,
+    /// Write prompt ids and logits of prompt rows as safetensors.
+    #[arg(long, env = "PLIMSOLL_LOGITS_OUT", value_name = "OUT", requires = "logit_rows")]
+    pub(crate) logits_out: Option<PathBuf>,
+    /// Which prompt rows `--logits-out` holds.
+    #[arg(long, env = "PLIMSOLL_LOGIT_ROWS", value_enum)]
+    pub(crate) logit_rows: Option<LogitRowsArg>,
+    /// Print one JSON object instead of text.
+    #[arg(long, env = "PLIMSOLL_JSON")]
+    pub(crate) json: bool,
+}
+
+/// `--chunk`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ChunkArg {
+    Auto,
+    Rows(NonZeroUsize),
+}
+
+impl FromStr for ChunkArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "auto" {
+            return Ok(Self::Auto);
+        }
+        text.parse().map(Self::Rows).map_err(|_| format!("\"{text}\" is neither auto nor a number of rows from 1 on"))
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum KvDtypeArg {
+    F32,
+    F16,
+    Bf16,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DeviceArg {
+    Cpu,
+    Metal,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum AttentionArg {
+    Tiled,
+    Reference,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum IsaArg {
+    Scalar,
+    Avx2,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogitRowsArg {
+    Last,
+    All,
+}

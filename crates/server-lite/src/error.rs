@@ -1,0 +1,158 @@
+//! Everything that ends the process with a code other than 0: one line, then hints.
+
+use crate::fetch::PackagedModel;
+use plimsoll_models::{
+    ExecError, ModelError, TextError, chat::ChatError, gguf::GgufError, sampler::SamplerError,
+    tokenizer::TokenizerError,
+};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+/// Why a command failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AppError {
+    #[error("no model \"{given}\": it is neither a file nor a short name (known: {known})")]
+    NoSuchModel { given: String, known: String },
+    #[error("{} is a folder: give the .gguf file inside it", path.display())]
+    ModelFolder { path: PathBuf },
+    #[error("cannot fetch {}: {fault}", model.name)]
+    Fetch { model: PackagedModel, fault: FetchFault },
+    #[error("{}", of_file(path, source))]
+    Model { path: PathBuf, source: ModelError },
+    #[error("{}: {source}", path.display())]
+    Text { path: PathBuf, source: TextError },
+    #[error("{0}")]
+    Chat(#[from] ChatError),
+    #[error("{0}")]
+    Token(#[from] TokenizerError),
+    #[error("cancelled after {done} of {total} prompt tokens")]
+    Cancelled { done: usize, total: usize },
+    #[error("{0}")]
+    Usage(String),
+    #[error("cannot {doing} {}: {source}", path.display())]
+    File { doing: &'static str, path: PathBuf, source: io::Error },
+    #[error("{0}")]
+    Sampler(#[from] SamplerError),
+    #[error("{}", .0.describe())]
+    DoesNotFit(Box<Shortfall>),
+    #[error("{0}")]
+    Exec(#[from] ExecError),
+    #[error("cannot write the memory trace {}: {message}", path.display())]
+    Trace { path: PathBuf, message: String },
+    #[error("--device metal needs a build with the feature `metal` on an Apple machine")]
+    NoMetal,
+    #[error("cannot write to standard output: {0}")]
+    Stdout(io::Error),
+}
+
+/// The fault with the file's name before it, unless it names the file itself.
+fn of_file(path: &Path, source: &ModelError) -> String {
+    match source {
+        ModelError::Gguf(GgufError::Open { .. } | GgufError::Map { .. } | GgufError::NotAFile { .. }) => {
+            source.to_string()
+        }
+        _ => format!("{}: {source}", path.display()),
+    }
+}
+
+/// What a run would need, and what there is.
+#[derive(Debug, Clone)]
+pub(crate) struct Shortfall {
+    /// What was asked for when the budget ran out.
+    pub(crate) what: &'static str,
+    pub(crate) needed_bytes: u64,
+    pub(crate) budget_bytes: u64,
+    /// Longest context, prompt and answer together, that would fit; absent: not even one token.
+    pub(crate) max_context_tokens: Option<usize>,
+}
+
+impl Shortfall {
+    fn describe(&self) -> String {
+        let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / 1_048_576.0);
+        let fits = match self.max_context_tokens {
+            Some(tokens) => format!("a context of {tokens} tokens would fit"),
+            None => "no context fits".to_owned(),
+        };
+        format!(
+            "does not fit: {} needs {} in all, the budget is {}; {fits}",
+            self.what,
+            mib(self.needed_bytes),
+            mib(self.budget_bytes)
+        )
+    }
+}
+
+impl AppError {
+    /// The contract's exit code: 2 usage, 3 does not fit, 4 bad model file, 1 anything else.
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            Self::NoSuchModel { .. } | Self::ModelFolder { .. } | Self::Usage(_) | Self::NoMetal => 2,
+            Self::Sampler(SamplerError::NanLogit { .. } | SamplerError::NoCandidate { .. }) => 1,
+            Self::Sampler(_) => 2,
+            Self::DoesNotFit(_) => 3,
+            // A file that cannot be read at all is no bad model file.
+            Self::Model { source: ModelError::Gguf(GgufError::Open { .. } | GgufError::Map { .. }), .. } => 1,
+            Self::Model { .. } | Self::Text { .. } | Self::Chat(_) => 4,
+            Self::File { .. } => 1,
+            Self::Exec(ExecError::TokenOutsideVocab { .. }) => 2,
+            Self::Fetch { .. }
+            | Self::Exec(_)
+            | Self::Token(_)
+            | Self::Cancelled { .. }
+            | Self::Trace { .. }
+            | Self::Stdout(_) => 1,
+        }
+    }
+
+    /// What the reader can do about it, a line each.
+    pub(crate) fn hints(&self) -> Vec<String> {
+        match self {
+            Self::Fetch { model, fault } => {
+                let by_hand = format!(
+                    "by hand: get the Python package {} {} elsewhere, unzip {} from its wheel, and pass it: -m FILE",
+                    model.package, model.version, model.member
+                );
+                match fault {
+                    FetchFault::NoPython => vec!["install python3 with pip, or fetch the file".to_owned(), by_hand],
+                    FetchFault::NoPip => {
+                        vec!["install pip (on Debian: apt-get install python3-pip)".to_owned(), by_hand]
+                    }
+                    FetchFault::NoCacheFolder => vec!["name a folder: --cache-dir DIR".to_owned(), by_hand],
+                    FetchFault::Io { .. } => {
+                        vec!["free some space or name another folder: --cache-dir DIR".to_owned(), by_hand]
+                    }
+                    _ => vec![by_hand],
+                }
+            }
+            Self::DoesNotFit(shortfall) => match shortfall.max_context_tokens {
+                Some(_) => vec!["shorten the prompt, lower --max-tokens, or raise --memory-budget".to_owned()],
+                None => vec!["raise --memory-budget, or take a smaller model".to_owned()],
+            },
+            Self::NoSuchModel { .. } => vec!["models by short name: plimsoll models list".to_owned()],
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// What went wrong on the way to a model by short name.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum FetchFault {
+    #[error("python3 is not on the PATH")]
+    NoPython,
+    #[error("python3 has no pip")]
+    NoPip,
+    #[error("pip download failed ({status}): {message}")]
+    Pip { status: String, message: String },
+    #[error("pip brought no wheel")]
+    NoWheel,
+    #[error("the wheel cannot be read: {source}")]
+    Wheel { source: zip::result::ZipError },
+    #[error("the file inside the package is not the expected one: {found_bytes} bytes, SHA-256 {found_sha256}")]
+    WrongSum { found_bytes: u64, found_sha256: String },
+    #[error("could not {doing}: {source}")]
+    Io { doing: &'static str, source: io::Error },
+    #[error("this user has no cache folder")]
+    NoCacheFolder,
+}

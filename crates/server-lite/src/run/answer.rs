@@ -1,0 +1,287 @@
+//! Prefill and decode of one prompt, and the report of both.
+
+use super::{
+    budget::{Admission, Budget, Needs},
+    report::{ChunkReport, Memory, Report, Speed},
+};
+use crate::{
+    ALLOCATOR,
+    cli::{ChunkArg, LogitRowsArg, RunArgs},
+    error::AppError,
+    logits::LogitsFile,
+    progress,
+};
+use plimsoll_models::{
+    ExecError, LogitRows, Model, PromptTarget, Session,
+    sampler::Sampler,
+    tokenizer::{Detokenizer, SkipSpecial, Tokenizer},
+};
+use plimsoll_prefill::{
+    CancelToken, ChunkSize, Driver, DriverOptions, Outcome, PrefillError, PrefillReport, StepError,
+};
+use plimsoll_program::Dims;
+use sha2::{Digest, Sha256};
+use std::{
+    fmt::Write as _,
+    io::{self, Write},
+    ops::Range,
+    sync::Arc,
+    time::Instant,
+};
+
+/// A prompt, a model, and what they may use.
+pub(super) struct Job<'a> {
+    pub(super) args: &'a RunArgs,
+    pub(super) model: &'a Arc<Model>,
+    pub(super) prompt: &'a [u32],
+    /// Absent for token ids in, token ids out.
+    pub(super) tokenizer: Option<&'a Tokenizer>,
+    pub(super) sampler: Sampler,
+    pub(super) budget: Budget,
+    pub(super) cancel: &'a CancelToken,
+}
+
+/// The logits that decode starts from.
+struct FirstLogits {
+    values: Vec<f32>,
+    sha256: String,
+}
+
+impl Job<'_> {
+    /// Reserves what the prompt and its answer need, given the prices of KV and of passes.
+    pub(super) fn admit(
+        &mut self,
+        kv_bytes: &dyn Fn(usize) -> u64,
+        transient_bytes: &dyn Fn(&Dims) -> u64,
+    ) -> Result<Admission, AppError> {
+        self.budget.admit(&Needs {
+            prompt_tokens: self.prompt.len(),
+            max_tokens: self.args.max_tokens,
+            context_length: self.model.architecture().dimensions.context_length,
+            chunk_rows: match self.args.chunk {
+                ChunkArg::Auto => None,
+                ChunkArg::Rows(rows) => Some(rows.get()),
+            },
+            kv_bytes,
+            transient_bytes,
+        })
+    }
+
+    /// Prefills, decodes and prints; returns the bytes of the run.
+    pub(super) fn answer<S: Session>(
+        mut self,
+        session: &mut S,
+        mut admission: Admission,
+        routes: Vec<String>,
+    ) -> Result<Memory, AppError> {
+        ALLOCATOR.restart_peak();
+        let (prefill, first) = self.prefill(session, &mut admission)?;
+        let mut answer = Answer::new(self.tokenizer, self.args.json);
+        let decode_start = Instant::now();
+        let finish = match first.values.is_empty() {
+            true => "length",
+            false => self.decode(session, &first, admission.max_tokens, &mut answer)?,
+        };
+        let decode_seconds = decode_start.elapsed().as_secs_f64();
+        answer.finish()?;
+        let memory = self.memory(session, &admission, &prefill);
+        if self.args.json {
+            let report = Report {
+                model: self.model.name().to_owned(),
+                prompt_tokens: self.prompt.len(),
+                finish_reason: finish,
+                first_logits_sha256: first.sha256,
+                chunks: prefill.chunks.iter().map(ChunkReport::from).collect(),
+                prefill: Speed::new(prefill.done_tokens(), prefill.seconds),
+                // The first token comes from the prompt's logits: the passes after it are the decode.
+                decode: Speed::new(answer.tokens.len(), decode_seconds),
+                tokens: answer.tokens,
+                text: answer.text,
+                memory,
+                routes,
+            };
+            let mut stdout = io::stdout().lock();
+            serde_json::to_writer(&mut stdout, &report).map_err(io::Error::from).map_err(AppError::Stdout)?;
+            writeln!(stdout).map_err(AppError::Stdout)?;
+        }
+        Ok(memory)
+    }
+
+    fn prefill<S: Session>(
+        &self,
+        session: &mut S,
+        admission: &mut Admission,
+    ) -> Result<(PrefillReport, FirstLogits), AppError> {
+        let vocab_size = self.model.architecture().dimensions.vocab_size;
+        let rows = match self.args.logit_rows {
+            Some(LogitRowsArg::All) => LogitRows::All,
+            Some(LogitRowsArg::Last) | None => LogitRows::Last,
+        };
+        let mut file = self
+            .args
+            .logits_out
+            .as_deref()
+            .map(|path| LogitsFile::create(path, self.prompt, rows == LogitRows::All, vocab_size))
+            .transpose()?;
+        let mut written = Ok(());
+        let mut first = FirstLogits { values: Vec::with_capacity(vocab_size), sha256: String::new() };
+        let mut sink = |rows: Range<usize>, logits: &[f32]| {
+            if let Some(file) = file.as_mut().filter(|_| written.is_ok()) {
+                written = file.append(logits);
+            }
+            if rows.end == self.prompt.len() {
+                first.values.extend_from_slice(&logits[logits.len() - vocab_size..]);
+            }
+        };
+        let driver = Driver::new(DriverOptions {
+            chunk: match self.args.chunk {
+                ChunkArg::Auto => ChunkSize::default(),
+                ChunkArg::Rows(rows) => ChunkSize::Fixed(rows),
+            },
+            probe: self.budget.probe.clone(),
+            ..DriverOptions::new(self.budget.ledger.clone())
+        });
+        let bar = progress::prefill(self.prompt.len());
+        let mut target = PromptTarget::new(session, self.prompt, rows, &mut sink);
+        let result =
+            driver.run_holding(&mut target, 0..self.prompt.len(), &mut admission.transient, self.cancel, |progress| {
+                bar.set_position(progress.done_tokens as u64)
+            });
+        bar.finish_and_clear();
+        let cancelled = |done| AppError::Cancelled { done, total: self.prompt.len() };
+        let report = match result {
+            Ok(report) if report.outcome == Outcome::Cancelled => return Err(cancelled(report.done_tokens())),
+            Ok(report) => report,
+            Err(PrefillError { done_tokens, source: StepError::Target { source, .. }, .. }) => {
+                return Err(match source {
+                    ExecError::Cancelled => cancelled(done_tokens),
+                    source => AppError::Exec(source),
+                });
+            }
+            Err(PrefillError { source: StepError::Reserve { planned_bytes, .. }, .. }) => {
+                return Err(self.budget.shortfall("a prefill chunk", planned_bytes, None));
+            }
+            Err(error) => return Err(AppError::Usage(error.to_string())),
+        };
+        written?;
+        if let Some(file) = file {
+            file.finish()?;
+        }
+        first.sha256 = sha256_of(&first.values);
+        Ok((report, first))
+    }
+
+    /// Generates up to `max_tokens`; says why it ended.
+    fn decode<S: Session>(
+        &mut self,
+        session: &mut S,
+        first: &FirstLogits,
+        max_tokens: usize,
+        answer: &mut Answer<'_>,
+    ) -> Result<&'static str, AppError> {
+        if max_tokens == 0 {
+            return Ok("length");
+        }
+        let mut token = self.sampler.sample(&first.values)?;
+        loop {
+            if self.tokenizer.is_some_and(|tokenizer| tokenizer.is_end(token)) {
+                return Ok("stop");
+            }
+            answer.push(token)?;
+            if answer.tokens.len() == max_tokens {
+                return Ok("length");
+            }
+            if self.cancel.is_cancelled() {
+                return Ok("cancelled");
+            }
+            let logits = match session.extend(&[token], LogitRows::Last) {
+                Ok(logits) => logits,
+                Err(ExecError::Cancelled) => return Ok("cancelled"),
+                Err(error) => return Err(error.into()),
+            };
+            token = self.sampler.sample(logits.values)?;
+        }
+    }
+
+    fn memory<S: Session>(&self, session: &S, admission: &Admission, prefill: &PrefillReport) -> Memory {
+        let usage = self.budget.ledger.usage();
+        let of_chunks =
+            |bytes: fn(&plimsoll_prefill::ChunkReport) -> Option<u64>| prefill.chunks.iter().filter_map(bytes).max();
+        let transient = of_chunks(|chunk| Some(chunk.planned_bytes)).unwrap_or(0).max(admission.transient.bytes());
+        let arena = of_chunks(|chunk| chunk.measured_bytes).or(session.measured_bytes()).unwrap_or(0);
+        let footprint = |chunk: &plimsoll_prefill::ChunkReport| chunk.after.and_then(|sample| sample.footprint);
+        let now = self.budget.probe.as_ref().and_then(|probe| probe.sample().footprint);
+        Memory {
+            weights_bytes: usage.weights_bytes,
+            kv_bytes: session.kv_bytes(),
+            overhead_bytes: usage.overhead_bytes,
+            planned_peak_bytes: usage.weights_bytes + usage.overhead_bytes + admission.kv_bytes + transient,
+            // The arena is mapped, not allocated.
+            measured_peak_bytes: ALLOCATOR.peak_bytes() + arena,
+            footprint_peak_bytes: prefill.chunks.iter().filter_map(footprint).chain(now).max(),
+            budget_bytes: self.budget.budget_bytes(),
+        }
+    }
+}
+
+/// The generated tokens and their text, printed as they come unless a report is wanted.
+struct Answer<'a> {
+    tokens: Vec<u32>,
+    text: String,
+    tokenizer: Option<&'a Tokenizer>,
+    detokenizer: Detokenizer,
+    quiet: bool,
+}
+
+impl<'a> Answer<'a> {
+    fn new(tokenizer: Option<&'a Tokenizer>, quiet: bool) -> Self {
+        Self {
+            tokens: Vec::new(),
+            text: String::new(),
+            tokenizer,
+            detokenizer: Detokenizer::new(SkipSpecial::Yes),
+            quiet,
+        }
+    }
+
+    fn push(&mut self, token: u32) -> Result<(), AppError> {
+        self.tokens.push(token);
+        let piece = match self.tokenizer {
+            Some(tokenizer) => self.detokenizer.push(tokenizer, token)?,
+            None => &format!("{}{token}", if self.tokens.len() > 1 { " " } else { "" }),
+        };
+        print(piece, self.quiet)?;
+        if self.tokenizer.is_some() {
+            self.text.push_str(piece);
+        }
+        Ok(())
+    }
+
+    /// What was held back, and the end of the line.
+    fn finish(&mut self) -> Result<(), AppError> {
+        let piece = self.detokenizer.flush();
+        self.text.push_str(piece);
+        print(piece, self.quiet)?;
+        print("\n", self.quiet)
+    }
+}
+
+fn print(piece: &str, quiet: bool) -> Result<(), AppError> {
+    if quiet || piece.is_empty() {
+        return Ok(());
+    }
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(piece.as_bytes()).and_then(|()| stdout.flush()).map_err(AppError::Stdout)
+}
+
+/// Lowercase hexadecimal SHA-256 of little-endian f32 values.
+fn sha256_of(values: &[f32]) -> String {
+    let mut hash = Sha256::new();
+    for value in values {
+        hash.update(value.to_le_bytes());
+    }
+    hash.finalize().iter().fold(String::new(), |mut hex, byte| {
+        let _ = write!(hex, "{byte:02x}"); // writing to a String cannot fail
+        hex
+    })
+}

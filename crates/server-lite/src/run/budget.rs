@@ -1,0 +1,219 @@
+//! What a run may use, and whether it fits: decided before the first token.
+
+use crate::{
+    ALLOCATOR,
+    error::{AppError, Shortfall},
+};
+use plimsoll_memguard::{Budget as Limit, ByteSize, Ceilings, Kind, Ledger, Probe, Reservation, system_probe};
+use plimsoll_program::Dims;
+use std::sync::Arc;
+
+/// Tokens of an answer where the user does not say, if they fit.
+const DEFAULT_MAX_TOKENS: usize = 1024;
+
+/// Rows of the smallest chunk that prefill may be cut down to.
+const FLOOR_ROWS: usize = 64;
+
+/// Heap that a run needs beside the arena and the KV: threads' stacks and queues, the sampler, the answer's text. Measured at under half of it.
+const RUN_HEAP_BYTES: u64 = 2 << 20;
+
+/// One ledger, and what is held of it for as long as the process runs.
+pub(super) struct Budget {
+    pub(super) ledger: Ledger,
+    pub(super) probe: Option<Arc<dyn Probe>>,
+    held: Vec<Reservation>,
+}
+
+/// What a prompt and its answer were promised.
+pub(super) struct Admission {
+    pub(super) max_tokens: usize,
+    pub(super) kv_bytes: u64,
+    /// Pays for the smallest chunk and for every decode step.
+    pub(super) transient: Reservation,
+    kv: Option<Reservation>,
+    context_tokens: usize,
+}
+
+impl Admission {
+    /// Prompt and answer together.
+    pub(super) fn context_tokens(&self) -> usize {
+        self.context_tokens
+    }
+
+    /// The reservation for keys and values, for their owner.
+    pub(super) fn take_kv(&mut self) -> Reservation {
+        self.kv.take().expect("taken once, by the sequence")
+    }
+}
+
+/// What a prompt needs, as functions of sizes.
+pub(super) struct Needs<'a> {
+    pub(super) prompt_tokens: usize,
+    pub(super) max_tokens: Option<usize>,
+    /// Longest context the model was trained for.
+    pub(super) context_length: usize,
+    /// Rows of a chunk if the user fixed them.
+    pub(super) chunk_rows: Option<usize>,
+    pub(super) kv_bytes: &'a dyn Fn(usize) -> u64,
+    pub(super) transient_bytes: &'a dyn Fn(&Dims) -> u64,
+}
+
+impl Budget {
+    /// The user's budget, or the lowest limit that the machine sets.
+    pub(super) fn new(budget: Option<ByteSize>) -> Self {
+        let limit =
+            budget.map(ByteSize::bytes).or_else(|| Ceilings::detect().lowest_fixed().map(|ceiling| ceiling.bytes));
+        Self {
+            ledger: Ledger::new(limit.map_or(Limit::Unlimited, Limit::Bytes)),
+            probe: system_probe(),
+            held: Vec::new(),
+        }
+    }
+
+    pub(super) fn budget_bytes(&self) -> Option<u64> {
+        match self.ledger.budget() {
+            Limit::Bytes(bytes) => Some(bytes),
+            Limit::Unlimited => None,
+        }
+    }
+
+    /// Reserves the weights, before they are read.
+    pub(super) fn reserve_weights(&mut self, bytes: u64) -> Result<(), AppError> {
+        self.hold(Kind::Weights, bytes, "loading the weights")
+    }
+
+    /// Measures what is resident beside the weights and reserves it, with what the run's own heap will take.
+    pub(super) fn measure_overhead(&mut self, weights_bytes: u64) -> Result<(), AppError> {
+        let footprint = self.probe.as_ref().and_then(|probe| probe.sample().footprint).unwrap_or(0);
+        let resident = footprint.max(ALLOCATOR.live_bytes());
+        self.hold(
+            Kind::Overhead,
+            resident.saturating_sub(weights_bytes) + RUN_HEAP_BYTES,
+            "what is resident after load",
+        )
+    }
+
+    fn hold(&mut self, kind: Kind, bytes: u64, what: &'static str) -> Result<(), AppError> {
+        match self.ledger.reserve(kind, bytes) {
+            Ok(reservation) => {
+                self.held.push(reservation);
+                Ok(())
+            }
+            Err(_) => Err(self.shortfall(what, bytes, None)),
+        }
+    }
+
+    pub(super) fn shortfall(&self, what: &'static str, bytes: u64, max_context_tokens: Option<usize>) -> AppError {
+        AppError::DoesNotFit(Box::new(Shortfall {
+            what,
+            needed_bytes: self.ledger.usage().reserved_bytes().saturating_add(bytes),
+            budget_bytes: self.budget_bytes().unwrap_or(u64::MAX),
+            max_context_tokens,
+        }))
+    }
+
+    /// Reserves keys and values for prompt and answer, and transients for the smallest chunk and for decoding.
+    pub(super) fn admit(&mut self, needs: &Needs<'_>) -> Result<Admission, AppError> {
+        let free = self.ledger.usage().free_bytes().unwrap_or(u64::MAX);
+        let fits = |context| needs.total(context).is_some_and(|bytes| bytes <= free);
+        let at_least = needs.prompt_tokens.saturating_add(needs.max_tokens.unwrap_or(1));
+        if !fits(at_least) {
+            let longest = longest_that_fits(at_least, fits);
+            return Err(self.shortfall(
+                "the prompt with its answer",
+                needs.total(at_least).unwrap_or(u64::MAX),
+                (longest > 0).then_some(longest),
+            ));
+        }
+        let max_tokens = needs.max_tokens.unwrap_or_else(|| {
+            let left = needs.context_length.saturating_sub(needs.prompt_tokens).max(1);
+            let wanted = DEFAULT_MAX_TOKENS.min(left);
+            longest_that_fits(needs.prompt_tokens + wanted, fits) - needs.prompt_tokens
+        });
+        // The last token of an answer is never fed back, but its place is cheap and the arithmetic plain.
+        let context_tokens = needs.prompt_tokens + max_tokens;
+        let kv_bytes = (needs.kv_bytes)(context_tokens);
+        let refused = |_| self.shortfall("the prompt with its answer", kv_bytes, None);
+        let kv = self.ledger.reserve(Kind::Kv, kv_bytes).map_err(refused)?;
+        let transient_bytes = needs.smallest_transient(context_tokens);
+        let refused = |_| self.shortfall("the smallest chunk", transient_bytes, None);
+        let transient = self.ledger.reserve(Kind::Transient, transient_bytes).map_err(refused)?;
+        Ok(Admission { max_tokens, kv_bytes, transient, kv: Some(kv), context_tokens })
+    }
+}
+
+impl Needs<'_> {
+    /// Bytes of KV and of the smallest passes for a context; `None` past 64 bits.
+    fn total(&self, context_tokens: usize) -> Option<u64> {
+        (self.kv_bytes)(context_tokens).checked_add(self.smallest_transient(context_tokens))
+    }
+
+    /// The most that the smallest chunk and a decode step take at any place in the context.
+    fn smallest_transient(&self, context_tokens: usize) -> u64 {
+        let floor = self.chunk_rows.unwrap_or(FLOOR_ROWS).min(self.prompt_tokens);
+        let of = |rows| (self.transient_bytes)(&Dims { rows, logit_rows: 1, kv_len: context_tokens });
+        of(floor).max(of(1))
+    }
+}
+
+/// The largest number up to `limit` for which `fits`, which holds for all smaller ones then; 0 if none.
+fn longest_that_fits(limit: usize, fits: impl Fn(usize) -> bool) -> usize {
+    let (mut low, mut high) = (0, limit);
+    while low < high {
+        let middle = low + (high - low).div_ceil(2);
+        if fits(middle) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    low
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn budget(bytes: u64) -> Budget {
+        Budget { ledger: Ledger::new(Limit::Bytes(bytes)), probe: None, held: Vec::new() }
+    }
+
+    fn needs(prompt_tokens: usize, max_tokens: Option<usize>) -> Needs<'static> {
+        Needs {
+            prompt_tokens,
+            max_tokens,
+            context_length: 8192,
+            chunk_rows: None,
+            kv_bytes: &|context| 10 * context as u64,
+            transient_bytes: &|dims| 100 * dims.rows as u64,
+        }
+    }
+
+    #[test]
+    fn an_answer_without_limit_gets_the_smaller_of_1024_and_what_fits() {
+        let max_tokens = |bytes, prompt| budget(bytes).admit(&needs(prompt, None)).map(|a| a.max_tokens).ok();
+        assert_eq!(max_tokens(1 << 30, 100), Some(1024));
+        assert_eq!(max_tokens(1 << 30, 8000), Some(192)); // the trained context ends
+        assert_eq!(max_tokens(6400 + 10 * 300, 100), Some(200));
+        assert_eq!(max_tokens(6400 + 10 * 100, 100), None);
+    }
+
+    #[test]
+    fn a_refusal_names_the_longest_context_that_fits() {
+        let refused = |bytes, prompt, max| match budget(bytes).admit(&needs(prompt, Some(max))).map(|a| a.max_tokens) {
+            Err(AppError::DoesNotFit(shortfall)) => (shortfall.needed_bytes, shortfall.max_context_tokens),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(refused(6400 + 10 * 150, 100, 100), (6400 + 10 * 200, Some(150)));
+        assert_eq!(refused(6400, 100, 1), (6400 + 10 * 101, None));
+    }
+
+    #[test]
+    fn what_was_admitted_is_reserved_and_comes_back() {
+        let mut budget = budget(100_000);
+        let admission = budget.admit(&needs(100, Some(100))).unwrap();
+        assert_eq!(budget.ledger.usage().reserved_bytes(), 2000 + 6400);
+        drop(admission);
+        assert_eq!(budget.ledger.usage().reserved_bytes(), 0);
+    }
+}

@@ -1,0 +1,71 @@
+//! The JSON object of `plimsoll run --json`.
+
+use serde::Serialize;
+
+/// Everything a script may want to know of a run; field names are part of the binary's contract.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    pub(super) model: String,
+    pub(super) prompt_tokens: usize,
+    pub(super) tokens: Vec<u32>,
+    pub(super) text: String,
+    /// `stop`, `length`, or `cancelled`.
+    pub(super) finish_reason: &'static str,
+    /// SHA-256 of the last prompt row's logits, little-endian f32.
+    pub(super) first_logits_sha256: String,
+    pub(super) chunks: Vec<ChunkReport>,
+    pub(super) prefill: Speed,
+    pub(super) decode: Speed,
+    pub(super) memory: Memory,
+    pub(super) routes: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct ChunkReport {
+    pub(super) start: usize,
+    pub(super) rows: usize,
+    pub(super) planned_bytes: u64,
+    /// Absent where the platform tells nothing.
+    pub(super) measured_bytes: Option<u64>,
+    pub(super) seconds: f64,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct Speed {
+    pub(super) tokens: usize,
+    pub(super) seconds: f64,
+    pub(super) tokens_per_second: f64,
+}
+
+impl Speed {
+    pub(super) fn new(tokens: usize, seconds: f64) -> Self {
+        // No time, no speed: JSON has no infinity.
+        let tokens_per_second = if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 };
+        Self { tokens, seconds, tokens_per_second }
+    }
+}
+
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(super) struct Memory {
+    pub(super) weights_bytes: u64,
+    pub(super) kv_bytes: u64,
+    pub(super) overhead_bytes: u64,
+    pub(super) planned_peak_bytes: u64,
+    pub(super) measured_peak_bytes: u64,
+    /// Absent where the platform tells nothing.
+    pub(super) footprint_peak_bytes: Option<u64>,
+    /// Absent where neither the user nor the machine sets a limit.
+    pub(super) budget_bytes: Option<u64>,
+}
+
+impl From<&plimsoll_prefill::ChunkReport> for ChunkReport {
+    fn from(chunk: &plimsoll_prefill::ChunkReport) -> Self {
+        Self {
+            start: chunk.start,
+            rows: chunk.rows,
+            planned_bytes: chunk.planned_bytes,
+            measured_bytes: chunk.measured_bytes,
+            seconds: chunk.seconds,
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! `cargo xtask models`: fetches models through the binary itself, so that there is one way of fetching.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use clap::Subcommand;
+
+use crate::shell;
+
+/// The model that the README's first command runs.
+pub(crate) const DEFAULT_MODEL: &str = "smollm2-135m";
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Put models into the user's cache folder, if they are not there, and print their paths.
+    Fetch {
+        /// Short names.
+        #[arg(default_value = DEFAULT_MODEL)]
+        names: Vec<String>,
+    },
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let What::Fetch { names } = &args.what;
+    for name in names {
+        println!("{}", fetch(name)?.display());
+    }
+    Ok(())
+}
+
+/// The path of the model called `name`, fetched if need be.
+pub(crate) fn fetch(name: &str) -> Result<PathBuf> {
+    let printed =
+        shell::output(&mut shell::cargo(["run", "--quiet", "--package", "plimsoll", "--", "models", "fetch", name]))?;
+    let Some(path) = printed.lines().map(str::trim).rfind(|line| !line.is_empty()).map(PathBuf::from) else {
+        bail!("`plimsoll models fetch {name}` printed no path");
+    };
+    if !path.is_file() {
+        bail!("`plimsoll models fetch {name}` printed {}, which is no file", path.display());
+    }
+    Ok(path)
+}
