@@ -1,0 +1,1 @@
+//! Golden cases: what a reference implementation computed, and how to read it.
