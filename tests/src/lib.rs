@@ -1,3 +1,8 @@
-//! Shared support of the tests that need the whole workspace: golden cases, models, comparisons.
+//! Shared support of the tests that need the whole workspace: golden cases, models, passes, comparisons.
 
+pub mod compare;
 pub mod golden;
+pub mod model;
+pub mod pass;
+pub mod random;
+pub mod row_trace;

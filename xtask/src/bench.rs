@@ -52,7 +52,14 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 fn prefill(args: &PrefillArgs) -> Result<()> {
     let model = models::fetch(models::DEFAULT_MODEL)?;
     let build = ["build", "--release", "--package", "plimsoll", "--package", "plimsoll-tests"];
-    shell::run(shell::cargo(build).args(["--bin", "plimsoll", "--bin", "peer-candle"]))?;
+    shell::run(shell::cargo(build).args([
+        "--features",
+        "plimsoll-tests/peers",
+        "--bin",
+        "plimsoll",
+        "--bin",
+        "peer-candle",
+    ]))?;
     let ids = shell::target_dir().join("bench-ids.txt");
     fs::write(&ids, prompt_ids(args.tokens.get())).with_context(|| format!("cannot write {}", ids.display()))?;
 

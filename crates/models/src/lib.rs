@@ -8,8 +8,11 @@ pub mod gguf;
 mod kernels;
 mod layers;
 mod model;
+mod profile;
 pub mod sampler;
 mod session;
+#[cfg(test)]
+mod testing;
 mod text;
 pub mod tokenizer;
 
@@ -23,5 +26,6 @@ pub use executor::{
 };
 pub use layers::rope::RopeScaling;
 pub use model::{Constant, LoadPlan, Model, WeightTypes};
+pub use profile::CpuProfile;
 pub use session::{CandleSession, CpuSession, PromptTarget, Session};
 pub use text::TextError;

@@ -203,6 +203,24 @@ impl LoadPlan {
     }
 }
 
+#[cfg(test)]
+impl Model {
+    /// A model of a hand-made program; `constants` are all that it names.
+    pub(crate) fn from_parts(architecture: Architecture, constants: Vec<(Slot, Constant)>) -> Self {
+        let mut values: Vec<Option<Constant>> = Vec::new();
+        values.resize_with(architecture.program.slots().len(), || None);
+        let mut weight_types = WeightTypes(vec![None; values.len()]);
+        for (slot, value) in constants {
+            if let Constant::Matrix(weight) = &value {
+                weight_types.0[slot.index()] = Some(weight.weight_type());
+            }
+            values[slot.index()] = Some(value);
+        }
+        let weights_bytes = values.iter().flatten().map(Constant::bytes).sum();
+        Self { name: "hand-made".to_owned(), architecture, constants: values, weight_types, weights_bytes }
+    }
+}
+
 fn constants(architecture: &Architecture) -> impl Iterator<Item = (Slot, &SlotInfo)> {
     let program = &architecture.program;
     program.constants().iter().map(|&slot| (slot, program.slot(slot)))
@@ -236,3 +254,6 @@ pub(crate) fn f32_values(tensor: &TensorView<'_>) -> Result<Vec<f32>, ModelError
         _ => data.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
     })
 }
+
+#[cfg(test)]
+mod tests;

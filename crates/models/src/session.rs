@@ -204,6 +204,7 @@ impl<S: Session> ChunkTarget for PromptTarget<'_, S> {
 
     fn run(&mut self, chunk: &Chunk) -> Result<(), ExecError> {
         let end = chunk.start + chunk.rows;
+        assert_eq!(chunk.start, self.session.len(), "a chunk that does not follow what the session holds");
         let wanted = self.wanted(end);
         let logits = self.session.extend(&self.prompt[chunk.start..end], wanted)?;
         if logits.rows > 0 {
@@ -220,3 +221,6 @@ impl<S: Session> ChunkTarget for PromptTarget<'_, S> {
         self.session.measured_bytes()
     }
 }
+
+#[cfg(test)]
+mod tests;

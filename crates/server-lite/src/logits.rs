@@ -1,8 +1,7 @@
 //! `--logits-out`: prompt ids and logits as safetensors, written row by row, so that no run holds all logits at once.
 
-use crate::error::AppError;
+use crate::{error::AppError, files};
 use std::{
-    fs::File,
     io::{BufWriter, Write},
     path::{Path, PathBuf},
 };
@@ -19,7 +18,7 @@ impl LogitsFile {
     pub(crate) fn create(path: &Path, prompt: &[u32], all_rows: bool, vocab_size: usize) -> Result<Self, AppError> {
         let fault = |source| AppError::File { doing: "write", path: path.to_owned(), source };
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let file: tempfile::NamedTempFile<File> = tempfile::NamedTempFile::new_in(folder).map_err(fault)?;
+        let file = files::temporary(folder, ".logits-").map_err(fault)?;
         let mut this = Self { path: path.to_owned(), out: BufWriter::new(file) };
         this.write_header(prompt, if all_rows { prompt.len() } else { 1 }, vocab_size)?;
         Ok(this)

@@ -7,12 +7,12 @@ mod alloc;
 mod cli;
 mod error;
 mod fetch;
+mod files;
 mod logits;
 mod progress;
 mod run;
 
 use alloc::CountingAllocator;
-use clap::Parser;
 use cli::{Cli, Command, ModelsCommand};
 use error::AppError;
 use plimsoll_prefill::CancelToken;
@@ -26,7 +26,22 @@ use tracing_subscriber::EnvFilter;
 static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    match start() {
+        Ok(()) => ExitCode::SUCCESS,
+        // Nobody reads on: `plimsoll run ... | head` is no fault.
+        Err(AppError::Stdout(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {}", one_line(&error.to_string()));
+            for hint in error.hints() {
+                eprintln!("  hint: {}", one_line(&hint));
+            }
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+fn start() -> Result<(), AppError> {
+    let Some(cli) = Cli::read()? else { return Ok(()) };
     let filter = EnvFilter::try_from_env("PLIMSOLL_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
@@ -35,18 +50,19 @@ fn main() -> ExitCode {
         .without_time()
         .with_target(false)
         .init();
-    match dispatch(&cli) {
-        Ok(()) => ExitCode::SUCCESS,
-        // Nobody reads on: `plimsoll run ... | head` is no fault.
-        Err(AppError::Stdout(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            for hint in error.hints() {
-                eprintln!("  hint: {hint}");
-            }
-            ExitCode::from(error.exit_code())
+    dispatch(&cli)
+}
+
+/// Names from files and arguments may hold line ends and terminal codes: they are shown escaped.
+fn one_line(text: &str) -> String {
+    let mut line = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c.is_control() {
+            true => line.extend(c.escape_default()),
+            false => line.push(c),
         }
     }
+    line
 }
 
 fn dispatch(cli: &Cli) -> Result<(), AppError> {

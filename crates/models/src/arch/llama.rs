@@ -2,11 +2,14 @@
 //!
 //! Touvron et al. 2023, arXiv:2307.09288; Llama 3: arXiv:2407.21783; Mistral: arXiv:2310.06825.
 //! GGUF files of this architecture hold q and k projections reordered so that a rotated pair is adjacent, hence [`RopeLayout::Pairs`].
+//!
+//! Keys follow llama.cpp. A key under `llama.attention.` or `llama.rope.` that is not known here is an error, and so is any other `llama.*` key
+//! that would change the arithmetic to something that is not implemented. Unknown keys elsewhere under `llama.` are warned of and ignored.
 
 use super::{Architecture, Dimensions, KvLayerShape, Ports, rope_constant};
 use crate::{
     error::ModelError,
-    gguf::Gguf,
+    gguf::{Gguf, Value},
     layers::{
         mlp::{LinearWeights, MlpWeights, gated_mlp},
         rope::RopeScaling,
@@ -51,15 +54,7 @@ impl Config {
         let size = |key: &str| positive(key, gguf.get_u64(key)?);
         let optional = |key: &str| gguf.find_u64(key)?.map(|value| positive(key, value)).transpose();
 
-        for key in ["llama.expert_count", "llama.expert_used_count"] {
-            if let Some(found) = gguf.find_u64(key)?.filter(|&count| count > 0) {
-                return Err(ModelError::Unsupported {
-                    key: key.to_owned(),
-                    found: found.to_string(),
-                    supported: "0, a dense feed-forward block".to_owned(),
-                });
-            }
-        }
+        check_keys(gguf)?;
         let hidden_size = size("llama.embedding_length")?;
         let num_attention_heads = size("llama.attention.head_count")?;
         let num_key_value_heads = optional("llama.attention.head_count_kv")?.unwrap_or(num_attention_heads);
@@ -76,40 +71,156 @@ impl Config {
                 hidden_size / num_attention_heads
             }
         };
+        let head_dim = at_most("llama.attention.key_length", head_dim, MAX_HEAD_DIM)?;
         if let Some(value_length) = optional("llama.attention.value_length")?.filter(|&length| length != head_dim) {
-            return Err(ModelError::Unsupported {
-                key: "llama.attention.value_length".to_owned(),
-                found: value_length.to_string(),
-                supported: format!("{head_dim}, the key length"),
-            });
+            let supported = format!("{head_dim}, the key length");
+            return Err(unsupported("llama.attention.value_length", value_length, supported));
         }
         let rotary_dim = optional("llama.rope.dimension_count")?.unwrap_or(head_dim);
         if rotary_dim > head_dim || !rotary_dim.is_multiple_of(2) {
-            return Err(ModelError::Unsupported {
-                key: "llama.rope.dimension_count".to_owned(),
-                found: rotary_dim.to_string(),
-                supported: format!("an even number up to the head dimension, {head_dim}"),
-            });
+            let supported = format!("an even number up to the head dimension, {head_dim}");
+            return Err(unsupported("llama.rope.dimension_count", rotary_dim, supported));
+        }
+        let scale = 1.0 / (head_dim as f64).sqrt();
+        if let Some(found) = gguf.find_f32("llama.attention.scale")?
+            && found != 0.0
+            && (f64::from(found) - scale).abs() > 1e-5 * scale
+        {
+            return Err(unsupported("llama.attention.scale", found, format!("{scale}, 1 / sqrt(head dimension)")));
         }
         let max_position_embeddings = size("llama.context_length")?;
         let embedding = gguf.tensor("token_embd.weight")?;
+        // Every layer has tensors of its own: a count past them would only make the program long before the first missing one is named.
+        let num_hidden_layers = at_most("llama.block_count", size("llama.block_count")?, gguf.tensors().len())?;
+        let rms_norm_eps = gguf.get_f32("llama.attention.layer_norm_rms_epsilon")?;
+        if !(rms_norm_eps.is_finite() && rms_norm_eps >= 0.0) {
+            let key = "llama.attention.layer_norm_rms_epsilon";
+            return Err(unsupported(key, rms_norm_eps, "a finite number from 0 on"));
+        }
+        let rope_theta = gguf.find_f32("llama.rope.freq_base")?.unwrap_or(10_000.0);
+        if !(rope_theta.is_finite() && rope_theta > 1.0) {
+            return Err(unsupported("llama.rope.freq_base", rope_theta, "a finite number above 1"));
+        }
         Ok(Self {
             vocab_size: embedding.shape().first().copied().unwrap_or(0),
             hidden_size,
             intermediate_size: size("llama.feed_forward_length")?,
-            num_hidden_layers: size("llama.block_count")?,
+            num_hidden_layers,
             num_attention_heads,
             num_key_value_heads,
             head_dim,
             rotary_dim,
             max_position_embeddings,
-            rms_norm_eps: gguf.get_f32("llama.attention.layer_norm_rms_epsilon")?,
-            rope_theta: f64::from(gguf.find_f32("llama.rope.freq_base")?.unwrap_or(10_000.0)),
+            rms_norm_eps,
+            rope_theta: f64::from(rope_theta),
             rope_scaling: rope_scaling(gguf, rotary_dim, max_position_embeddings)?,
-            sliding_window: optional("llama.attention.sliding_window")?,
+            // 0 is llama.cpp's "no window".
+            sliding_window: gguf
+                .find_u64("llama.attention.sliding_window")?
+                .filter(|&window| window > 0)
+                .map(|window| positive("llama.attention.sliding_window", window))
+                .transpose()?,
             tie_word_embeddings: gguf.find_tensor("output.weight").is_none(),
         })
     }
+}
+
+/// Widest head: far beyond any model's, and small enough that frequencies can be computed before shapes are compared.
+const MAX_HEAD_DIM: usize = 1 << 16;
+
+/// Keys whose values are read in this file, or say nothing about the arithmetic.
+const KNOWN_KEYS: &[&str] = &[
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.layer_norm_rms_epsilon",
+    "attention.scale",
+    "attention.sliding_window",
+    "attention.value_length",
+    "block_count",
+    "context_length",
+    "embedding_length",
+    "feed_forward_length",
+    "rope.dimension_count",
+    "rope.freq_base",
+    "rope.scale_linear",
+    "rope.scaling.factor",
+    "rope.scaling.finetuned",
+    "rope.scaling.original_context_length",
+    "rope.scaling.type",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
+    "rope.scaling.yarn_ext_factor",
+    "rope.scaling.yarn_log_multiplier",
+    "tensor_data_layout",
+    "vocab_size",
+];
+
+/// Keys that change the arithmetic unless they have one of these values, with which they do nothing. Flags count as 0 and 1.
+const NEUTRAL_KEYS: &[(&str, &[f64])] = &[
+    ("attention.causal", &[1.0]),
+    ("attention.clamp_kqv", &[0.0]),
+    ("attention.max_alibi_bias", &[0.0]),
+    ("attn_logit_softcapping", &[0.0]),
+    ("embedding_scale", &[0.0, 1.0]),
+    ("expert_count", &[0.0]),
+    ("expert_used_count", &[0.0]),
+    ("final_logit_softcapping", &[0.0]),
+    ("logit_scale", &[0.0, 1.0]),
+    ("pooling_type", &[0.0]),
+    ("residual_scale", &[0.0, 1.0]),
+    ("rope.scaling.attn_factor", &[1.0]),
+    ("rope.scaling.yarn_attn_factor", &[1.0]),
+    ("swin_norm", &[0.0]),
+    ("use_parallel_residual", &[0.0]),
+];
+
+/// Refuses what would be computed otherwise than here.
+fn check_keys(gguf: &Gguf) -> Result<(), ModelError> {
+    for (key, value) in gguf.metadata() {
+        let Some(name) = key.strip_prefix("llama.") else { continue };
+        if let Some((_, neutral)) = NEUTRAL_KEYS.iter().find(|(known, _)| *known == name) {
+            if !number(&value).is_some_and(|number| neutral.contains(&number)) {
+                let values: Vec<String> = neutral.iter().map(f64::to_string).collect();
+                return Err(unsupported(key, shown(&value), values.join(" or ")));
+            }
+        } else if name.starts_with("attention.") || name.starts_with("rope.") {
+            if !KNOWN_KEYS.contains(&name) {
+                return Err(unsupported(
+                    key,
+                    shown(&value),
+                    "a file without this key, whose meaning is not known here",
+                ));
+            }
+        } else if !KNOWN_KEYS.contains(&name) {
+            tracing::warn!("the metadata key {key} is not known and ignored");
+        }
+    }
+    Ok(())
+}
+
+/// The number that a scalar stands for.
+fn number(value: &Value<'_>) -> Option<f64> {
+    match *value {
+        Value::F32(number) => Some(f64::from(number)),
+        Value::F64(number) => Some(number),
+        Value::Bool(flag) => Some(f64::from(u8::from(flag))),
+        // Exact for all numbers that are compared with.
+        ref other => other.as_integer().map(|number| number as f64),
+    }
+}
+
+fn shown(value: &Value<'_>) -> String {
+    match value {
+        Value::String(text) => format!("{:?}", text.chars().take(40).collect::<String>()),
+        Value::Bool(flag) => flag.to_string(),
+        Value::Array(array) => format!("{array:?}"),
+        other => number(other).map_or_else(String::new, |number| number.to_string()),
+    }
+}
+
+fn unsupported(key: &str, found: impl ToString, supported: impl Into<String>) -> ModelError {
+    ModelError::Unsupported { key: key.to_owned(), found: found.to_string(), supported: supported.into() }
 }
 
 fn positive(key: &str, value: u64) -> Result<usize, ModelError> {
@@ -120,6 +231,13 @@ fn positive(key: &str, value: u64) -> Result<usize, ModelError> {
     }
 }
 
+fn at_most(key: &str, value: usize, maximum: usize) -> Result<usize, ModelError> {
+    if value <= maximum {
+        return Ok(value);
+    }
+    Err(ModelError::OutOfRange { key: key.to_owned(), found: value as u64, minimum: 1, maximum: maximum as u64 })
+}
+
 fn divides(key: &str, value: usize, divisor_key: &str, divisor: usize) -> Result<(), ModelError> {
     if value.is_multiple_of(divisor) {
         return Ok(());
@@ -128,56 +246,65 @@ fn divides(key: &str, value: usize, divisor_key: &str, divisor: usize) -> Result
 }
 
 fn rope_scaling(gguf: &Gguf, rotary_dim: usize, context: usize) -> Result<RopeScaling, ModelError> {
-    let factor = match gguf.find_f32("llama.rope.scaling.factor")? {
-        Some(factor) => Some(factor),
-        None => gguf.find_f32("llama.rope.scale_linear")?,
-    };
     let kind = gguf.find_str("llama.rope.scaling.type")?;
+    let (factor_key, factor) = match gguf.find_f32("llama.rope.scaling.factor")? {
+        Some(factor) => ("llama.rope.scaling.factor", factor),
+        None => ("llama.rope.scale_linear", gguf.find_f32("llama.rope.scale_linear")?.unwrap_or(1.0)),
+    };
+    // 0 is llama.cpp's "not set".
+    let factor = if factor == 0.0 { 1.0 } else { f64::from(factor) };
+    if kind != Some("none") && !(factor.is_finite() && factor > 0.0) {
+        return Err(unsupported(factor_key, factor, "a positive number"));
+    }
+    // Negative is llama.cpp's "not set": on for yarn, off for everything else.
+    let ext_factor = gguf.find_f32("llama.rope.scaling.yarn_ext_factor")?.filter(|&factor| factor >= 0.0);
+    let usual_ext_factor = if kind == Some("yarn") { 1.0 } else { 0.0 };
+    if let Some(found) = ext_factor.filter(|&found| found != usual_ext_factor) {
+        return Err(unsupported("llama.rope.scaling.yarn_ext_factor", found, usual_ext_factor.to_string()));
+    }
     if let Some(tensor) = gguf.find_tensor("rope_freqs.weight") {
         if let Some(kind) = kind.filter(|&kind| kind != "none") {
-            return Err(ModelError::Unsupported {
-                key: "llama.rope.scaling.type".to_owned(),
-                found: kind.to_owned(),
-                supported: "\"none\" beside rope_freqs.weight".to_owned(),
-            });
+            return Err(unsupported("llama.rope.scaling.type", kind, "\"none\" beside rope_freqs.weight"));
         }
-        return Ok(RopeScaling::Factors(f32_values(&tensor.expect_shape(&[rotary_dim / 2])?)?));
+        if kind.is_none() && factor != 1.0 {
+            return Err(unsupported(factor_key, factor, "1 beside rope_freqs.weight"));
+        }
+        let factors = f32_values(&tensor.expect_shape(&[rotary_dim / 2])?)?;
+        if let Some(found) = factors.iter().find(|factor| !(factor.is_finite() && **factor > 0.0)) {
+            return Err(unsupported("a value of rope_freqs.weight", found, "positive numbers"));
+        }
+        return Ok(RopeScaling::Factors(factors));
     }
-    // The key means nothing without a factor: some converters write 0 or leave it out.
-    let factor = f64::from(factor.unwrap_or(1.0));
     match kind {
-        None if factor == 1.0 || factor == 0.0 => Ok(RopeScaling::None),
+        None if factor == 1.0 => Ok(RopeScaling::None),
         Some("none") => Ok(RopeScaling::None),
-        None | Some("linear") => Ok(RopeScaling::Linear { factor: checked_factor(factor)? }),
-        Some("yarn") => {
-            let factor = checked_factor(factor)?;
-            let attention = gguf.find_f32("llama.rope.scaling.yarn_attn_factor")?.unwrap_or(1.0);
-            Ok(RopeScaling::Yarn {
-                factor,
-                original_context: gguf
-                    .find_u64("llama.rope.scaling.original_context_length")?
-                    .map_or(Ok(context), |value| positive("llama.rope.scaling.original_context_length", value))?,
-                beta_fast: f64::from(gguf.find_f32("llama.rope.scaling.yarn_beta_fast")?.unwrap_or(32.0)),
-                beta_slow: f64::from(gguf.find_f32("llama.rope.scaling.yarn_beta_slow")?.unwrap_or(1.0)),
-                attention_factor: f64::from(attention) * RopeScaling::default_yarn_attention_factor(factor),
-            })
-        }
-        Some(other) => Err(ModelError::Unsupported {
-            key: "llama.rope.scaling.type".to_owned(),
-            found: other.to_owned(),
-            supported: "none, linear, yarn".to_owned(),
-        }),
+        None | Some("linear") => Ok(RopeScaling::Linear { factor }),
+        Some("yarn") => yarn(gguf, factor, context),
+        Some(other) => Err(unsupported("llama.rope.scaling.type", other, "none, linear, yarn")),
     }
 }
 
-fn checked_factor(factor: f64) -> Result<f64, ModelError> {
-    if factor.is_finite() && factor > 0.0 {
-        return Ok(factor);
-    }
-    Err(ModelError::Unsupported {
-        key: "llama.rope.scaling.factor".to_owned(),
-        found: factor.to_string(),
-        supported: "a positive number".to_owned(),
+/// YaRN as llama.cpp reads its keys: cos and sin are multiplied by `m(1) / m(log_multiplier)`, or by `m(1)` without such a key, with
+/// `m(x) = 0.1 x ln(factor) + 1`.
+fn yarn(gguf: &Gguf, factor: f64, context: usize) -> Result<RopeScaling, ModelError> {
+    let number = |key: &str, default: f32, least: f32| match gguf.find_f32(key)? {
+        None => Ok(f64::from(default)),
+        Some(found) if found.is_finite() && found >= least => Ok(f64::from(found)),
+        Some(found) => Err(unsupported(key, found, format!("a finite number from {least} on"))),
+    };
+    let beta_fast = number("llama.rope.scaling.yarn_beta_fast", 32.0, f32::MIN_POSITIVE)?;
+    let beta_slow = number("llama.rope.scaling.yarn_beta_slow", 1.0, f32::MIN_POSITIVE)?;
+    let log_multiplier = number("llama.rope.scaling.yarn_log_multiplier", 0.0, 0.0)?;
+    let temperature = RopeScaling::yarn_temperature;
+    Ok(RopeScaling::Yarn {
+        factor,
+        original_context: gguf
+            .find_u64("llama.rope.scaling.original_context_length")?
+            .map_or(Ok(context), |value| positive("llama.rope.scaling.original_context_length", value))?,
+        beta_fast,
+        beta_slow,
+        // A multiplier of 0 is llama.cpp's "not set", and `m(0)` is 1.
+        attention_factor: temperature(factor, 1.0) / temperature(factor, log_multiplier),
     })
 }
 
@@ -259,7 +386,7 @@ impl LayerWeights {
         let mut linear = |name: &str, out_features: usize, in_features: usize| {
             let bias = format!("blk.{layer}.{name}.bias");
             LinearWeights {
-                weight: b.constant(&format!("blk.{layer}.{name}.weight"), &[out_features, in_features], DType::F32),
+                weight: b.constant(format!("blk.{layer}.{name}.weight"), &[out_features, in_features], DType::F32),
                 bias: has_tensor(&bias).then(|| b.constant(&bias, &[out_features], DType::F32)),
             }
         };
@@ -274,12 +401,12 @@ impl LayerWeights {
         let up = linear("ffn_up", ffn, hidden);
         let down = linear("ffn_down", hidden, ffn);
         Self {
-            attn_norm: b.constant(&format!("blk.{layer}.attn_norm.weight"), &[hidden], DType::F32),
+            attn_norm: b.constant(format!("blk.{layer}.attn_norm.weight"), &[hidden], DType::F32),
             q,
             k,
             v,
             o,
-            ffn_norm: b.constant(&format!("blk.{layer}.ffn_norm.weight"), &[hidden], DType::F32),
+            ffn_norm: b.constant(format!("blk.{layer}.ffn_norm.weight"), &[hidden], DType::F32),
             mlp: MlpWeights { gate, up, down },
         }
     }
@@ -294,8 +421,11 @@ fn attention(b: &mut ProgramBuilder, x: Slot, rope_table: Slot, w: &LayerWeights
     let k = b.rope_assign(k, rope_table, RopeLayout::Pairs);
     let v = b.split_heads(qkv[2], cfg.num_key_value_heads);
     let spec = AttendSpec { scale: cfg.attention_scale(), window: cfg.sliding_window, softcap: None, sinks: None };
-    let kv = b.state(&format!("blk.{layer}.kv"), Extent::Fixed(0), DType::F32);
+    let kv = b.state(format!("blk.{layer}.kv"), Extent::Fixed(0), DType::F32);
     let out = b.attend(layer, q, k, v, kv, spec); // [rows, heads, head_dim]
     let out = b.merge_heads(out); // [rows, heads * head_dim]
     w.o.apply(b, out)
 }
+
+#[cfg(test)]
+mod tests;

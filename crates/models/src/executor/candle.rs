@@ -110,6 +110,11 @@ impl CandleExecutor {
         let model = Arc::clone(&self.model);
         let architecture = model.architecture();
         let dims = dims(segments, logit_rows, architecture.dimensions.vocab_size)?;
+        if let Some(segment) = segments.iter().find(|segment| segment.start > segment.sequence.len) {
+            let (start, len_tokens) = (segment.start, segment.sequence.len);
+            let source = plimsoll_kvcache::Error::Gap { layer: 0, start, len_tokens };
+            return Err(ExecError::Kv { layer: 0, source });
+        }
         // Work on copies (tensors are shared, not copied): a fault leaves the sequences as they were.
         let mut kv: Vec<CandleSequence> = segments.iter().map(|segment| (*segment.sequence).clone()).collect();
         let program = &architecture.program;

@@ -306,14 +306,14 @@ impl<O: StepObserver> Running<'_, '_, O> {
         as_usize(range.start)..as_usize(range.end)
     }
 
-    fn matrix<'m>(model: &'m Model, slot: Slot) -> &'m PackedWeight {
+    fn matrix(model: &Model, slot: Slot) -> &PackedWeight {
         match model.constant(slot) {
             Some(Constant::Matrix(weight)) => weight,
             _ => unreachable!("the builder takes only constants of two axes as matrices"),
         }
     }
 
-    fn vector<'m>(model: &'m Model, slot: Slot) -> &'m [f32] {
+    fn vector(model: &Model, slot: Slot) -> &[f32] {
         match model.constant(slot) {
             Some(Constant::Vector(values)) => values,
             _ => unreachable!("the builder takes only constants of one axis as vectors"),

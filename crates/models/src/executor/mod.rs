@@ -5,3 +5,6 @@ pub(crate) mod cost;
 pub(crate) mod cpu;
 pub(crate) mod observer;
 pub(crate) mod pass;
+
+#[cfg(test)]
+mod tests;

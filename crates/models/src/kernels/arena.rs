@@ -115,7 +115,6 @@ impl Arena {
     /// # Safety
     /// `range` lies in the arena, and no other slice of any of it lives.
     #[expect(unsafe_code, reason = "disjoint borrows of one allocation")]
-    #[expect(clippy::mut_from_ref, reason = "the only callers hold the arena mutably borrowed")]
     unsafe fn slice_mut<'a>(&self, range: Range<usize>) -> &'a mut [u8] {
         // SAFETY: the caller's contract; the mapping is private and writable.
         unsafe { std::slice::from_raw_parts_mut(self.base().add(range.start), range.len()) }
@@ -123,6 +122,7 @@ impl Arena {
 }
 
 #[cfg(test)]
+#[expect(clippy::single_range_in_vec_init, reason = "operands are arrays of ranges, of one as of several")]
 mod tests {
     use super::*;
 

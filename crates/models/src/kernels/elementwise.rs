@@ -124,7 +124,7 @@ mod tests {
             for activation in [Activation::Silu, Activation::GeluTanh] {
                 let mut want = x.clone();
                 glu(&mut want, &x, activation, Isa::Scalar, 1);
-                for &isa in Isa::available() {
+                for isa in Isa::available() {
                     let mut got = x.clone();
                     glu(&mut got, &x, activation, isa, threads);
                     prop_assert!(got.iter().zip(&want).all(|(a, b)| a.to_bits() == b.to_bits()));

@@ -56,9 +56,9 @@ pub(crate) struct RopeFrequencies {
 }
 
 impl RopeScaling {
-    /// YaRN's default temperature for a stretch of `factor`.
-    pub(crate) fn default_yarn_attention_factor(factor: f64) -> f64 {
-        if factor <= 1.0 { 1.0 } else { 0.1 * libm::log(factor) + 1.0 }
+    /// YaRN's temperature for a stretch of `factor`: `0.1 multiplier ln(factor) + 1`; the paper has a multiplier of 1.
+    pub(crate) fn yarn_temperature(factor: f64, multiplier: f64) -> f64 {
+        if factor <= 1.0 { 1.0 } else { 0.1 * multiplier * libm::log(factor) + 1.0 }
     }
 
     /// Inverse frequencies for `rotary_dim` rotated dimensions; `rotary_dim` is even.
@@ -144,7 +144,7 @@ mod tests {
             original_context: 256,
             beta_fast: 32.0,
             beta_slow: 1.0,
-            attention_factor: RopeScaling::default_yarn_attention_factor(4.0),
+            attention_factor: RopeScaling::yarn_temperature(4.0, 1.0),
         };
         let got = scaling.frequencies(10_000.0, 8);
         assert_eq!(got.inv_freq[0], 1.0);

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     ALLOCATOR,
-    cli::{ChunkArg, LogitRowsArg, RunArgs},
+    cli::{ChunkArg, RunArgs},
     error::AppError,
     logits::LogitsFile,
     progress,
@@ -62,6 +62,7 @@ impl Job<'_> {
                 ChunkArg::Auto => None,
                 ChunkArg::Rows(rows) => Some(rows.get()),
             },
+            all_logits: self.args.all_logits(),
             kv_bytes,
             transient_bytes,
         })
@@ -113,10 +114,7 @@ impl Job<'_> {
         admission: &mut Admission,
     ) -> Result<(PrefillReport, FirstLogits), AppError> {
         let vocab_size = self.model.architecture().dimensions.vocab_size;
-        let rows = match self.args.logit_rows {
-            Some(LogitRowsArg::All) => LogitRows::All,
-            Some(LogitRowsArg::Last) | None => LogitRows::Last,
-        };
+        let rows = if self.args.all_logits() { LogitRows::All } else { LogitRows::Last };
         let mut file = self
             .args
             .logits_out
@@ -161,7 +159,7 @@ impl Job<'_> {
             Err(PrefillError { source: StepError::Reserve { planned_bytes, .. }, .. }) => {
                 return Err(self.budget.shortfall("a prefill chunk", planned_bytes, None));
             }
-            Err(error) => return Err(AppError::Usage(error.to_string())),
+            Err(error) => return Err(AppError::Prefill(error.to_string())),
         };
         written?;
         if let Some(file) = file {
@@ -220,6 +218,7 @@ impl Job<'_> {
             measured_peak_bytes: ALLOCATOR.peak_bytes() + arena,
             footprint_peak_bytes: prefill.chunks.iter().filter_map(footprint).chain(now).max(),
             budget_bytes: self.budget.budget_bytes(),
+            resident_after_load_bytes: self.budget.resident_after_load_bytes,
         }
     }
 }

@@ -4,12 +4,17 @@ use crate::{
     ALLOCATOR,
     error::{AppError, Shortfall},
 };
-use plimsoll_memguard::{Budget as Limit, ByteSize, Ceilings, Kind, Ledger, Probe, Reservation, system_probe};
+use plimsoll_memguard::{
+    Budget as Limit, ByteSize, Ceilings, Kind, Ledger, LinuxProbe, Probe, Reservation, system_probe,
+};
 use plimsoll_program::Dims;
 use std::sync::Arc;
 
 /// Tokens of an answer where the user does not say, if they fit.
 const DEFAULT_MAX_TOKENS: usize = 1024;
+
+/// Most tokens of a prompt with its answer: positions are 32-bit numbers.
+const MAX_CONTEXT_TOKENS: usize = u32::MAX as usize;
 
 /// Rows of the smallest chunk that prefill may be cut down to.
 const FLOOR_ROWS: usize = 64;
@@ -21,6 +26,8 @@ const RUN_HEAP_BYTES: u64 = 2 << 20;
 pub(super) struct Budget {
     pub(super) ledger: Ledger,
     pub(super) probe: Option<Arc<dyn Probe>>,
+    /// What the system counted as resident after load, file pages included; `None` where it does not tell.
+    pub(super) resident_after_load_bytes: Option<u64>,
     held: Vec<Reservation>,
 }
 
@@ -54,6 +61,8 @@ pub(super) struct Needs<'a> {
     pub(super) context_length: usize,
     /// Rows of a chunk if the user fixed them.
     pub(super) chunk_rows: Option<usize>,
+    /// Whether the logits of every prompt row are wanted, or of the last alone.
+    pub(super) all_logits: bool,
     pub(super) kv_bytes: &'a dyn Fn(usize) -> u64,
     pub(super) transient_bytes: &'a dyn Fn(&Dims) -> u64,
 }
@@ -66,6 +75,7 @@ impl Budget {
         Self {
             ledger: Ledger::new(limit.map_or(Limit::Unlimited, Limit::Bytes)),
             probe: system_probe(),
+            resident_after_load_bytes: None,
             held: Vec::new(),
         }
     }
@@ -86,6 +96,7 @@ impl Budget {
     pub(super) fn measure_overhead(&mut self, weights_bytes: u64) -> Result<(), AppError> {
         let footprint = self.probe.as_ref().and_then(|probe| probe.sample().footprint).unwrap_or(0);
         let resident = footprint.max(ALLOCATOR.live_bytes());
+        self.resident_after_load_bytes = LinuxProbe::new().memory().rss_bytes;
         self.hold(
             Kind::Overhead,
             resident.saturating_sub(weights_bytes) + RUN_HEAP_BYTES,
@@ -117,6 +128,10 @@ impl Budget {
         let free = self.ledger.usage().free_bytes().unwrap_or(u64::MAX);
         let fits = |context| needs.total(context).is_some_and(|bytes| bytes <= free);
         let at_least = needs.prompt_tokens.saturating_add(needs.max_tokens.unwrap_or(1));
+        if at_least > MAX_CONTEXT_TOKENS {
+            let message = format!("prompt and answer are {at_least} tokens, more than {MAX_CONTEXT_TOKENS}");
+            return Err(AppError::Usage(message));
+        }
         if !fits(at_least) {
             let longest = longest_that_fits(at_least, fits);
             return Err(self.shortfall(
@@ -148,11 +163,14 @@ impl Needs<'_> {
         (self.kv_bytes)(context_tokens).checked_add(self.smallest_transient(context_tokens))
     }
 
-    /// The most that the smallest chunk and a decode step take at any place in the context.
+    /// The most that the smallest chunks, the tail after them and a decode step take at any place in the context.
     fn smallest_transient(&self, context_tokens: usize) -> u64 {
-        let floor = self.chunk_rows.unwrap_or(FLOOR_ROWS).min(self.prompt_tokens);
-        let of = |rows| (self.transient_bytes)(&Dims { rows, logit_rows: 1, kv_len: context_tokens });
-        of(floor).max(of(1))
+        let floor = self.chunk_rows.unwrap_or(FLOOR_ROWS).clamp(1, self.prompt_tokens.max(1));
+        let tail = self.prompt_tokens % floor;
+        let logit_rows = |rows| if self.all_logits { rows } else { 1 };
+        let passes = [(floor, 0), (floor, logit_rows(floor)), (tail, logit_rows(tail)), (1, 1)];
+        let of = |(rows, logit_rows)| (self.transient_bytes)(&Dims { rows, logit_rows, kv_len: context_tokens });
+        passes.into_iter().filter(|(rows, _)| *rows > 0).map(of).max().unwrap_or(0)
     }
 }
 
@@ -175,7 +193,12 @@ mod tests {
     use super::*;
 
     fn budget(bytes: u64) -> Budget {
-        Budget { ledger: Ledger::new(Limit::Bytes(bytes)), probe: None, held: Vec::new() }
+        Budget {
+            ledger: Ledger::new(Limit::Bytes(bytes)),
+            probe: None,
+            resident_after_load_bytes: None,
+            held: Vec::new(),
+        }
     }
 
     fn needs(prompt_tokens: usize, max_tokens: Option<usize>) -> Needs<'static> {
@@ -184,6 +207,7 @@ mod tests {
             max_tokens,
             context_length: 8192,
             chunk_rows: None,
+            all_logits: false,
             kv_bytes: &|context| 10 * context as u64,
             transient_bytes: &|dims| 100 * dims.rows as u64,
         }

@@ -38,10 +38,13 @@ pub(crate) fn run(args: &RunArgs, cancel: &CancelToken) -> Result<(), AppError> 
     if args.device == DeviceArg::Metal && !cfg!(feature = "metal") {
         return Err(AppError::NoMetal);
     }
+    if args.device == DeviceArg::Metal && (args.trace_hashes.is_some() || args.memory_trace.is_some()) {
+        return Err(AppError::Usage("--trace-hashes and --memory-trace need --device cpu".to_owned()));
+    }
     let given = prompt::read(args)?;
 
     let path = fetch::resolve(&args.model, args.cache.cache_dir.as_deref(), args.json)?;
-    let model_fault = |source| AppError::Model { path: path.clone(), source };
+    let model_fault = |source| AppError::Model { path: path.clone(), source: Box::new(source) };
     let gguf = Gguf::open(&path).map_err(|source| model_fault(source.into()))?;
     let plan = LoadPlan::new(&gguf).map_err(model_fault)?;
     let mut budget = Budget::new(args.memory_budget);
@@ -58,7 +61,7 @@ pub(crate) fn run(args: &RunArgs, cancel: &CancelToken) -> Result<(), AppError> 
     let job = Job { args, model: &model, prompt: &prompt, tokenizer: tokenizer.as_ref(), sampler, budget, cancel };
     match args.device {
         DeviceArg::Cpu if args.trace_hashes.is_some() || args.memory_trace.is_some() => {
-            let observers = Observers::new(args);
+            let observers = Observers::new(args, prompt.len());
             let (session, memory) = on_cpu(job, settings, observers)?;
             session.observer().write(args, &session, memory)
         }
@@ -69,7 +72,7 @@ pub(crate) fn run(args: &RunArgs, cancel: &CancelToken) -> Result<(), AppError> 
 
 /// Tokenizer and chat template. Token ids need neither, so a file without them is then no fault.
 fn load_text(gguf: &Gguf, args: &RunArgs, path: &Path) -> Result<Option<(Tokenizer, Option<ChatTemplate>)>, AppError> {
-    let fault = |source| AppError::Text { path: path.to_owned(), source };
+    let fault = |source| AppError::Text { path: path.to_owned(), source: Box::new(source) };
     let tokenizer = match Tokenizer::from_gguf(gguf) {
         Ok(tokenizer) => tokenizer,
         Err(error) if args.token_ids.is_some() => {

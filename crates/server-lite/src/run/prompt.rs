@@ -28,11 +28,23 @@ pub(super) fn read(args: &RunArgs) -> Result<Given, AppError> {
             return Err(AppError::Usage("no prompt: give --prompt, --prompt-file or --token-ids".to_owned()));
         }
     };
-    Ok(given)
+    let is_empty = match &given {
+        Given::Text(text) => text.is_empty(),
+        Given::Ids(ids) => ids.is_empty(),
+    };
+    match is_empty {
+        true => Err(AppError::Usage("the prompt is empty: no token to start from".to_owned())),
+        false => Ok(given),
+    }
+}
+
+/// What `path` is called in messages.
+fn shown(path: &Path) -> String {
+    if path == Path::new("-") { "standard input".to_owned() } else { path.display().to_string() }
 }
 
 fn read_text(path: &Path) -> Result<String, AppError> {
-    let fault = |source| AppError::File { doing: "read", path: path.to_owned(), source };
+    let fault = |source| AppError::File { doing: "read", path: shown(path).into(), source };
     let bytes = if path == Path::new("-") {
         let mut bytes = Vec::new();
         io::stdin().lock().read_to_end(&mut bytes).map_err(fault)?;
@@ -42,7 +54,7 @@ fn read_text(path: &Path) -> Result<String, AppError> {
     };
     String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
-        AppError::Usage(format!("{} is not UTF-8 text: byte {at} starts no character", path.display()))
+        AppError::Usage(format!("{} is not UTF-8 text: byte {at} starts no character", shown(path)))
     })
 }
 
@@ -50,7 +62,7 @@ fn parse_ids(path: &Path, text: &str) -> Result<Vec<u32>, AppError> {
     let parse = |(index, word): (usize, &str)| {
         word.parse().map_err(|_| {
             let word: String = word.chars().take(40).collect();
-            AppError::Usage(format!("{}: word {} is \"{word}\", no token id", path.display(), index + 1))
+            AppError::Usage(format!("{}: word {} is \"{word}\", no token id", shown(path), index + 1))
         })
     };
     text.split_whitespace().enumerate().map(parse).collect()

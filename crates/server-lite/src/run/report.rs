@@ -56,6 +56,8 @@ pub(super) struct Memory {
     pub(super) footprint_peak_bytes: Option<u64>,
     /// Absent where neither the user nor the machine sets a limit.
     pub(super) budget_bytes: Option<u64>,
+    /// Resident set after load, file pages included; absent where the platform does not tell.
+    pub(super) resident_after_load_bytes: Option<u64>,
 }
 
 impl From<&plimsoll_prefill::ChunkReport> for ChunkReport {

@@ -44,9 +44,13 @@ struct Sample {
     footprint_bytes: Option<u64>,
 }
 
-/// Collects hashes and memory of prefill steps; decode passes, of one row, are left out.
+/// Collects hashes and memory of prefill steps; decode passes are left out.
 pub(super) struct Observers {
     hashes: Option<HashSteps>,
+    /// A pass that ends past the prompt is one of decode.
+    prompt_tokens: usize,
+    /// Whether the memory of each step is wanted.
+    memory: bool,
     probe: Option<Arc<dyn Probe>>,
     samples: Vec<Sample>,
     /// Sizes of each prefill pass.
@@ -54,10 +58,12 @@ pub(super) struct Observers {
 }
 
 impl Observers {
-    pub(super) fn new(args: &RunArgs) -> Self {
+    pub(super) fn new(args: &RunArgs, prompt_tokens: usize) -> Self {
         Self {
+            prompt_tokens,
+            memory: args.memory_trace.is_some(),
             hashes: args.trace_hashes.is_some().then(HashSteps::default),
-            probe: system_probe().filter(|_| args.memory_trace.is_some()),
+            probe: system_probe(),
             samples: Vec::new(),
             passes: Vec::new(),
         }
@@ -83,17 +89,20 @@ impl Observers {
 
     /// Planned beside measured, step by step.
     fn rows(&self, session: &CpuSession<Self>, memory: Memory) -> Vec<Row<'_>> {
-        let resident = memory.weights_bytes + memory.overhead_bytes + memory.kv_bytes;
-        let plans: Vec<_> = self.passes.iter().map(|dims| session.executor().plan(dims)).collect();
+        let executor = session.executor();
+        let spec = executor.model().architecture().kv_spec(executor.settings().kv_dtype);
+        let plans: Vec<_> = self.passes.iter().map(|dims| executor.plan(dims)).collect();
         let rows = self.samples.iter().map(|sample| {
             let Sample { pass, step, .. } = *sample;
-            let plan = &plans[pass];
+            let (plan, dims) = (&plans[pass], self.passes[pass]);
+            let resident = memory.weights_bytes + memory.overhead_bytes + spec.bytes(dims.kv_len);
             let transient_bytes = plan.timeline.get(step).map_or(0, |step| step.live_bytes + step.scratch_bytes);
             Row {
                 sample,
-                dims: self.passes[pass],
+                dims,
                 planned_bytes: resident + transient_bytes,
                 planned_peak_bytes: resident + plan.peak_bytes,
+                reserved_bytes: memory.planned_peak_bytes,
             }
         });
         rows.collect()
@@ -102,7 +111,7 @@ impl Observers {
 
 impl StepObserver for Observers {
     fn step(&mut self, event: &StepEvent<'_>) {
-        if event.dims.rows == 1 || event.depth > 0 {
+        if event.dims.kv_len > self.prompt_tokens || event.depth > 0 {
             return;
         }
         if event.step == 0 {
@@ -111,13 +120,13 @@ impl StepObserver for Observers {
         if let Some(hashes) = &mut self.hashes {
             hashes.step(event);
         }
-        if let Some(probe) = &self.probe {
+        if self.memory {
             self.samples.push(Sample {
                 pass: self.passes.len() - 1,
                 step: event.step,
                 label: event.label.to_owned(),
                 op: event.op,
-                footprint_bytes: probe.sample().footprint,
+                footprint_bytes: self.probe.as_ref().and_then(|probe| probe.sample().footprint),
             });
         }
     }
@@ -126,10 +135,12 @@ impl StepObserver for Observers {
 struct Row<'a> {
     sample: &'a Sample,
     dims: Dims,
-    /// What is resident and live at the step by the plan.
+    /// Weights, overhead, keys and values up to this pass, and what is live at the step, by the plan.
     planned_bytes: u64,
-    /// What the pass reserved.
+    /// The same with the pass's whole arena: no step of it may be measured above.
     planned_peak_bytes: u64,
+    /// What the run reserved, prompt and answer together.
+    reserved_bytes: u64,
 }
 
 fn hash_lines(hashes: &HashSteps) -> String {
@@ -145,13 +156,14 @@ fn hash_lines(hashes: &HashSteps) -> String {
 }
 
 fn csv(rows: &[Row<'_>]) -> String {
-    let mut text = "pass,rows,kv_len,step,label,op,planned_bytes,planned_peak_bytes,footprint_bytes\n".to_owned();
+    let mut text =
+        "pass,rows,kv_len,step,label,op,planned_bytes,planned_peak_bytes,reserved_bytes,footprint_bytes\n".to_owned();
     for row in rows {
-        let Row { sample, dims, planned_bytes, planned_peak_bytes } = row;
+        let Row { sample, dims, planned_bytes, planned_peak_bytes, reserved_bytes } = row;
         let footprint = sample.footprint_bytes.map_or(String::new(), |bytes| bytes.to_string());
         let _ = writeln!(
             text,
-            "{},{},{},{},{},{},{planned_bytes},{planned_peak_bytes},{footprint}",
+            "{},{},{},{},{},{},{planned_bytes},{planned_peak_bytes},{reserved_bytes},{footprint}",
             sample.pass, dims.rows, dims.kv_len, sample.step, sample.label, sample.op
         );
     }
@@ -161,7 +173,7 @@ fn csv(rows: &[Row<'_>]) -> String {
 /// The timeline as a picture: planned, measured, and the line that neither may pass.
 fn draw(path: &Path, rows: &[Row<'_>], budget_bytes: Option<u64>) -> Result<(), AppError> {
     let mib = |bytes: u64| bytes as f64 / 1_048_576.0;
-    let highest = rows.iter().map(|row| row.planned_peak_bytes.max(row.sample.footprint_bytes.unwrap_or(0))).max();
+    let highest = rows.iter().map(|row| row.reserved_bytes.max(row.sample.footprint_bytes.unwrap_or(0))).max();
     let highest = mib(highest.unwrap_or(1));
     // A budget far above everything would flatten the curves: it is then named, not drawn.
     let line = budget_bytes.map(mib).filter(|&budget| budget <= 3.0 * highest);
@@ -190,8 +202,8 @@ fn draw(path: &Path, rows: &[Row<'_>], budget_bytes: Option<u64>) -> Result<(), 
         .map_err(|error| fault(&error))?;
     type Value = fn(&Row<'_>) -> Option<u64>;
     let curves: [(&str, RGBColor, Value); 3] = [
-        ("reserved for the chunk", RGBColor(150, 150, 150), |row| Some(row.planned_peak_bytes)),
-        ("planned, step by step", RGBColor(31, 119, 180), |row| Some(row.planned_bytes)),
+        ("reserved for the run", RGBColor(150, 150, 150), |row| Some(row.reserved_bytes)),
+        ("planned: weights, overhead, KV so far, arena", RGBColor(31, 119, 180), |row| Some(row.planned_peak_bytes)),
         ("measured footprint", RGBColor(214, 39, 40), |row| row.sample.footprint_bytes),
     ];
     for (name, color, value) in curves {

@@ -1,0 +1,110 @@
+//! Ctrl-C: the run ends cleanly with what was generated.
+
+use crate::{Folder, Ran, golden, plimsoll};
+use std::{
+    io::Read as _,
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn interrupt(child: &Child) {
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+}
+
+/// Waits until `ready`, while the program runs.
+#[track_caller]
+fn wait_until(child: &mut Child, ready: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !ready() {
+        assert!(child.try_wait().unwrap().is_none(), "the program ended by itself");
+        assert!(start.elapsed() < PATIENCE, "nothing happened in {PATIENCE:?}");
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn spawn(args: &[&str]) -> Child {
+    plimsoll(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+#[track_caller]
+fn finish(child: Child) -> Ran {
+    let start = Instant::now();
+    let output = child.wait_with_output().unwrap();
+    assert!(start.elapsed() < PATIENCE, "it did not end");
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Ran { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+}
+
+#[test]
+fn a_prefill_that_is_cancelled_says_how_far_it_came() {
+    let Some(golden) = golden("tiny-mha-5") else { return };
+    let folder = Folder::new();
+    let long: Vec<u32> = golden.ids.iter().copied().cycle().take(150_000).collect();
+    let (model, ids, out) = (golden.model.to_str().unwrap(), folder.ids(&long), folder.arg("out/logits"));
+    std::fs::create_dir(folder.path("out")).unwrap();
+    let mut child = spawn(&["run", "-m", model, "--token-ids", &ids, "--json", "-n", "1", "--logits-out", &out]);
+    // The file of the logits is begun with the prefill.
+    let begun = || std::fs::read_dir(folder.path("out")).unwrap().count() > 0;
+    wait_until(&mut child, begun);
+    interrupt(&child);
+    let error = finish(child).fails(1);
+    let words: Vec<&str> = error.split_whitespace().collect();
+    let (done, total): (usize, usize) = (words[3].parse().unwrap(), words[5].parse().unwrap());
+    assert_eq!(error, format!("error: cancelled after {done} of {total} prompt tokens\n"));
+    assert!(done < total && total == 150_000, "{error}");
+    assert!(!begun(), "half a file of logits is left");
+}
+
+#[test]
+fn a_decode_that_is_cancelled_reports_what_was_generated() {
+    let Some(golden) = golden("tiny-one-row") else { return };
+    let folder = Folder::new();
+    let (model, ids, out) = (golden.model.to_str().unwrap(), folder.ids(&[1, 2, 3]), folder.arg("logits"));
+    let args = [
+        "run",
+        "-m",
+        model,
+        "--token-ids",
+        &ids,
+        "--json",
+        "-n",
+        "4000000",
+        "--temperature",
+        "1",
+        "--logits-out",
+        &out,
+    ];
+    let mut child = spawn(&args);
+    // The file of the logits is put in place when the prefill is done.
+    wait_until(&mut child, || folder.path("logits").exists());
+    interrupt(&child);
+    let json = finish(child).json();
+    let count = json["tokens"].as_array().unwrap().len();
+    // Sampled text may end by itself, but only ever with the end token.
+    assert!(
+        count > 0 && json["finish_reason"] == "cancelled" || json["finish_reason"] == "stop",
+        "{count}: {}",
+        json["finish_reason"]
+    );
+    assert_eq!(json["decode"]["tokens"], count);
+}
+
+#[test]
+fn text_that_was_printed_stays_and_ends_with_a_line_end() {
+    let Some(golden) = golden("tiny-gqa-3x1") else { return };
+    let folder = Folder::new();
+    let (model, ids) = (golden.model.to_str().unwrap(), folder.ids(&golden.ids));
+    let mut child = spawn(&["run", "-m", model, "--token-ids", &ids, "-n", "2000000"]);
+    let mut stdout = child.stdout.take().unwrap();
+    let mut first = [0; 1];
+    stdout.read_exact(&mut first).unwrap();
+    interrupt(&child);
+    let mut rest = String::new();
+    stdout.read_to_string(&mut rest).unwrap();
+    let ran = finish(child);
+    assert_eq!((ran.code, &*ran.stderr), (Some(0), ""));
+    assert!(rest.ends_with('\n'), "{:?}", &rest[rest.len().saturating_sub(40)..]);
+}

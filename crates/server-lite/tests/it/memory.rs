@@ -1,0 +1,120 @@
+//! Exit code 3: what does not fit is refused before it is tried, with the numbers that help.
+
+use crate::{Folder, golden, model_file::ModelFile, run_ids};
+
+const MIB: u64 = 1 << 20;
+
+/// The longest context that a refusal names.
+#[track_caller]
+fn named_context(error: &str) -> usize {
+    let (_, rest) = error.split_once("a context of ").unwrap_or_else(|| panic!("no context: {error}"));
+    rest.split(' ').next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn weights_that_do_not_fit_are_refused_before_they_are_read() {
+    let Some(golden) = golden("tiny-gqa-6x2") else { return };
+    let folder = Folder::new();
+    for budget in ["0", "1KiB", "100KiB"] {
+        let error = run_ids(&folder, &golden.model, &golden.ids, &["--memory-budget", budget]).fails(3);
+        assert!(error.contains("loading the weights") && error.contains("no context fits"), "{error}");
+        assert!(error.contains("  hint: ") && error.contains("--memory-budget"), "{error}");
+    }
+    let error = run_ids(&folder, &golden.model, &golden.ids, &["--memory-budget", "1MiB"]).fails(3);
+    assert!(error.contains("resident after load") && error.contains("1048576 bytes"), "{error}");
+}
+
+#[test]
+fn the_longest_context_that_a_refusal_names_fits_and_one_token_more_does_not() {
+    // A block of 64 tokens of KV is 4 MiB: far above what the resident size differs by between two runs.
+    let folder = Folder::new();
+    let model = folder.file("wide.gguf", ModelFile::wide(128).bytes());
+    let prompt: Vec<u32> = (0..400).map(|i| i % 16).collect();
+    let run = |prompt: &[u32], max_tokens: usize, budget_bytes: u64, more: &[&str]| {
+        let (max_tokens, budget) = (max_tokens.to_string(), budget_bytes.to_string());
+        let settings = ["--json", "--kv-dtype", "f32", "--threads", "1", "-n", &max_tokens, "--memory-budget", &budget];
+        run_ids(&folder, model.as_ref(), prompt, &[&settings[..], more].concat())
+    };
+    for more in [&[][..], &["--chunk", "16"]] {
+        let roomy = run(&prompt[..64], 64, 4096 * MIB, more).json();
+        let two_blocks = roomy["memory"]["planned_peak_bytes"].as_u64().unwrap();
+        let budget_bytes = two_blocks + 4 * MIB + 2 * MIB; // a block more, and half of one
+        let refusal = run(&prompt[..64], 200, budget_bytes, more).fails(3);
+        let longest = named_context(&refusal);
+        assert_eq!(longest, 192, "{refusal}");
+        assert!(refusal.contains(&format!("the budget is {budget_bytes} bytes")), "{refusal}");
+        assert!(refusal.contains("the prompt with its answer needs "), "{refusal}");
+
+        let fits = run(&prompt[..64], longest - 64, budget_bytes, more).json();
+        assert!(fits["memory"]["planned_peak_bytes"].as_u64().unwrap() <= budget_bytes);
+        assert_eq!(fits["tokens"].as_array().unwrap().len(), longest - 64);
+        let error = run(&prompt[..64], longest - 63, budget_bytes, more).fails(3);
+        assert_eq!(named_context(&error), longest);
+
+        // A prompt that is too long by itself: the context it names holds a prompt and its answer.
+        let error = run(&prompt, 1, budget_bytes, more).fails(3);
+        assert_eq!(named_context(&error), longest, "{error}");
+        run(&prompt[..longest - 1], 1, budget_bytes, more).json();
+        run(&prompt[..longest], 1, budget_bytes, more).fails(3);
+
+        // Without a limit the answer takes what fits.
+        let settings = ["--json", "--kv-dtype", "f32", "--threads", "1", "--memory-budget", &budget_bytes.to_string()];
+        let open = run_ids(&folder, model.as_ref(), &prompt[..64], &[&settings[..], more].concat()).json();
+        assert_eq!(open["tokens"].as_array().unwrap().len(), longest - 64);
+        assert_eq!(open["finish_reason"], "length");
+    }
+}
+
+#[test]
+fn logits_of_every_row_are_paid_for_at_admission() {
+    // The head is the widest product: 64 rows of it outweigh everything else.
+    let folder = Folder::new();
+    let mut file = ModelFile::wide(1);
+    file.tensors.retain(|tensor| tensor.name != "token_embd.weight");
+    file.add("token_embd.weight", &[65_536, 4]);
+    let model = folder.file("vocab.gguf", file.bytes());
+    let prompt: Vec<u32> = (0..400).collect();
+    let out = folder.arg("out.safetensors");
+    let run = |rows: &str, budget_bytes: u64| {
+        let budget = budget_bytes.to_string();
+        let more = [
+            "--json",
+            "--threads",
+            "1",
+            "-n",
+            "1",
+            "--logit-rows",
+            rows,
+            "--logits-out",
+            &out,
+            "--memory-budget",
+            &budget,
+        ];
+        run_ids(&folder, model.as_ref(), &prompt, &more)
+    };
+    let last = run("last", 4096 * MIB).json();
+    let budget_bytes = last["memory"]["planned_peak_bytes"].as_u64().unwrap() + 8 * MIB;
+    run("last", budget_bytes).json();
+    let error = run("all", budget_bytes).fails(3);
+    assert!(error.contains("the prompt with its answer"), "refused at admission: {error}");
+    let all = run("all", budget_bytes + 32 * MIB).json();
+    assert_eq!(all["first_logits_sha256"], last["first_logits_sha256"]);
+    assert!(all["chunks"].as_array().unwrap().len() >= 3, "{}", all["chunks"]);
+}
+
+#[test]
+fn a_chunk_that_was_fixed_and_does_not_fit_is_refused() {
+    let folder = Folder::new();
+    let model = folder.file("wide.gguf", ModelFile::wide(128).bytes());
+    let prompt: Vec<u32> = (0..400).map(|i| i % 16).collect();
+    let run = |chunk: &str, budget_bytes: u64| {
+        let budget = budget_bytes.to_string();
+        let more = ["--json", "--threads", "1", "-n", "1", "--chunk", chunk, "--memory-budget", &budget];
+        run_ids(&folder, model.as_ref(), &prompt, &more)
+    };
+    let small = run("16", 4096 * MIB).json();
+    let budget_bytes = small["memory"]["planned_peak_bytes"].as_u64().unwrap() + 2 * MIB;
+    run("400", budget_bytes).fails(3);
+    let auto = run("16", budget_bytes).json();
+    assert_eq!(auto["first_logits_sha256"], small["first_logits_sha256"]);
+}

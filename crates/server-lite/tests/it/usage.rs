@@ -1,0 +1,111 @@
+//! Exit code 2: what the user can put right.
+
+use crate::{Folder, golden, run, run_ids};
+
+#[test]
+fn faults_of_the_command_line_are_one_line_with_hints() {
+    for (args, part) in [
+        (&[][..], "no command"),
+        (&["serv"], "serv"),
+        (&["run"], "--prompt"),
+        (&["run", "--bogus", "--prompt", "x"], "--bogus"),
+        (&["run", "--prompt", "x", "--token-ids", "f"], "one of --prompt"),
+        (&["run", "--prompt"], "--prompt"),
+        (&["run", "--prompt", "x", "--chunk", "0"], "\"0\" is neither auto nor a number of rows"),
+        (&["run", "--prompt", "x", "--chunk", "-3"], "-3"),
+        (&["run", "--prompt", "x", "--chunk", "many"], "many"),
+        (&["run", "--prompt", "x", "--threads", "0"], "--threads"),
+        (&["run", "--prompt", "x", "--threads", "5000"], "5000"),
+        (&["run", "--prompt", "x", "--max-tokens", "-1"], "-1"),
+        (&["run", "--prompt", "x", "--memory-budget", "1GB"], "1GB"),
+        (&["run", "--prompt", "x", "--memory-budget", "-1"], "-1"),
+        (&["run", "--prompt", "x", "--memory-budget", "99999999TiB"], "99999999TiB"),
+        (&["run", "--prompt", "x", "--kv-dtype", "q8"], "q8"),
+        (&["run", "--prompt", "x", "--logit-rows", "some"], "some"),
+        (&["run", "--prompt", "x", "--temperature", "-1"], "temperature is -1"),
+        (&["run", "--prompt", "x", "--temperature", "nan"], "temperature is NaN"),
+        (&["run", "--prompt", "x", "--temperature", "inf"], "temperature is inf"),
+        (&["run", "--prompt", "x", "--top-p", "0"], "top_p is 0"),
+        (&["run", "--prompt", "x", "--top-p", "1.5"], "top_p is 1.5"),
+        (&["run", "--prompt", "x", "--top-p", "nan"], "top_p is NaN"),
+        (&["run", "--prompt", "x", "--top-k", "0"], "top_k is 0"),
+        (&["run", "--prompt", "x", "--seed", "abc"], "abc"),
+        (&["run", "--prompt", "x", "--memory-trace", "t.png"], ".csv or .svg"),
+        (&["run", "--prompt", "x", "-m", "no-such-model"], "smollm2-135m"),
+        (&["run", "--prompt", "x", "-m", "line\nend"], "line\\nend"),
+        (&["run", "--prompt", "x", "-m", "."], "folder"),
+        (&["run", "--prompt", ""], "prompt is empty"),
+        (&["models", "fetch", "nothing"], "smollm2-135m"),
+    ] {
+        let error = run(args).fails(2);
+        assert!(error.contains(part), "{args:?}: {error}");
+    }
+}
+
+#[test]
+#[cfg(not(feature = "metal"))]
+fn a_build_without_metal_says_so() {
+    let error = run(["run", "--prompt", "x", "--device", "metal"]).fails(2);
+    assert!(error.contains("feature `metal`"), "{error}");
+}
+
+#[test]
+#[cfg(unix)]
+fn a_device_is_no_model() {
+    let error = run(["run", "--prompt", "x", "-m", "/dev/null"]).fails(2);
+    assert!(error.contains("/dev/null") && error.contains(".gguf"), "{error}");
+}
+
+#[test]
+fn ids_that_are_none_are_named_with_their_place() {
+    let Some(golden) = golden("tiny-one-row") else { return };
+    let folder = Folder::new();
+    let model = golden.model.to_str().unwrap();
+    for (content, part) in [
+        ("1 2 x3", "word 3 is \"x3\""),
+        ("-1", "word 1 is \"-1\""),
+        ("4294967296", "4294967296"),
+        ("1.5", "1.5"),
+        ("", "prompt is empty"),
+        (" \n\t", "prompt is empty"),
+        ("5 97", "token id 97 at place 2 is outside of the vocabulary: the model has ids 0 to 96"),
+    ] {
+        let file = folder.file("bad.txt", content);
+        let error = run(["run", "-m", model, "--token-ids", &file]).fails(2);
+        assert!(error.contains(part), "{content:?}: {error}");
+    }
+}
+
+#[test]
+fn prompts_that_are_no_text_are_refused() {
+    let Some(golden) = golden("tiny-one-row") else { return };
+    let (folder, model) = (Folder::new(), golden.model.to_str().unwrap());
+    let binary = folder.file("prompt.bin", b"good so far\xff\xfe");
+    let error = run(["run", "-m", model, "--prompt-file", &binary]).fails(2);
+    assert!(error.contains(&binary) && error.contains("byte 11"), "{error}");
+    let error = run(["run", "-m", model, "--token-ids", &binary]).fails(2);
+    assert!(error.contains("byte 11"), "{error}");
+    // Standard input is empty here.
+    let error = run(["run", "-m", model, "--prompt-file", "-"]).fails(2);
+    assert!(error.contains("prompt is empty"), "{error}");
+}
+
+#[test]
+fn more_tokens_than_positions_are_refused() {
+    let Some(golden) = golden("tiny-one-row") else { return };
+    for max_tokens in ["4294967295", "18446744073709551615"] {
+        let error = run_ids(&Folder::new(), &golden.model, &[1], &["-n", max_tokens]).fails(2);
+        assert!(error.contains("more than 4294967295"), "{error}");
+    }
+}
+
+#[test]
+fn files_that_cannot_be_read_are_exit_code_1() {
+    let Some(golden) = golden("tiny-one-row") else { return };
+    let (folder, model) = (Folder::new(), golden.model.to_str().unwrap());
+    let missing = folder.arg("missing.txt");
+    for flag in ["--prompt-file", "--token-ids"] {
+        let error = run(["run", "-m", model, flag, &missing]).fails(1);
+        assert!(error.contains(&missing), "{error}");
+    }
+}
