@@ -17,6 +17,17 @@ pub enum ReserveError {
         longest(.max_context_tokens)
     )]
     Never { needed_bytes: u64, budget_bytes: u64, resident_bytes: u64, max_context_tokens: Option<usize> },
+    /// Others wait for memory and go first, even if this would fit now.
+    #[error("{needed_bytes} bytes needed, {free_bytes} are free, and {waiting} earlier requests wait for memory")]
+    Behind { needed_bytes: u64, free_bytes: u64, waiting: usize },
+    /// Waited for its turn and its bytes, in vain.
+    #[error(
+        "{needed_bytes} bytes needed, {free_bytes} of the {budget_bytes}-byte budget are free after a wait of {waited_ms} ms"
+    )]
+    TimedOut { needed_bytes: u64, free_bytes: u64, budget_bytes: u64, waited_ms: u64 },
+    /// The wait was cancelled.
+    #[error("the wait for {needed_bytes} bytes was cancelled")]
+    Cancelled { needed_bytes: u64 },
     /// The sum of all reservations would pass 2^64 - 1 bytes; only an unlimited budget gets here.
     #[error("{needed_bytes} bytes on top of {reserved_bytes} reserved ones cannot be counted in 64 bits")]
     Uncountable { needed_bytes: u64, reserved_bytes: u64 },
@@ -37,6 +48,9 @@ impl ReserveError {
     pub fn needed_bytes(&self) -> u64 {
         match *self {
             Self::Later { needed_bytes, .. }
+            | Self::Behind { needed_bytes, .. }
+            | Self::TimedOut { needed_bytes, .. }
+            | Self::Cancelled { needed_bytes }
             | Self::Never { needed_bytes, .. }
             | Self::Uncountable { needed_bytes, .. } => needed_bytes,
         }

@@ -4,9 +4,13 @@
 mod byte_size;
 mod ceiling;
 mod error;
+mod estimate;
 mod ledger;
+mod pressure;
 mod probe;
 mod profile;
+mod sizing;
+mod sync;
 mod tracker;
 
 #[cfg(target_os = "macos")]
@@ -15,8 +19,16 @@ pub use {
     byte_size::{ByteSize, ByteSizeError},
     ceiling::{Ceiling, CeilingSource, Ceilings},
     error::ReserveError,
-    ledger::{Budget, Kind, Ledger, Reservation, Usage},
+    estimate::{
+        AttentionPrice, AttentionShape, ClosedForm, CompressedShape, Config, Estimate, EstimateError, EstimateSettings,
+        ExpertsShape, FeedForward, IndexerShape, LatentShape, LayerShape, Metadata, Mixer, ModelShape, Parameters,
+        PoolShape, RecurrentShape, Registry, StorageFormat, TransientSource, WeightFormats, longest_context,
+        peak_bytes,
+    },
+    ledger::{Budget, Canceller, Evict, Kind, Ledger, Reservation, Ticket, Usage},
+    pressure::{Pressure, PressureGauge, Watermarks},
     probe::{FixedProbe, LinuxProbe, MemorySample, Probe, ProcessMemory, system_probe},
     profile::{Pass, Profile},
+    sizing::{ChunkChoice, ChunkLimits},
     tracker::{Sample, TrackerConfig, TransientTracker},
 };

@@ -82,14 +82,15 @@ impl TransientTracker {
         }
     }
 
-    /// Learns from one finished chunk.
+    /// Learns from one finished chunk. One that neither grew nor released counts as growth of zero: what was learned before
+    /// fades. A release between two chunks is told by a sample of no rows.
     pub fn record(&mut self, sample: Sample) {
         // Before any gate: a tail too short to learn from may still have made the allocator give back or take again.
         let delta = self.follow_footprint(&sample);
         let Ok(grown) = u64::try_from(delta) else {
             return;
         };
-        if grown == 0 || sample.rows == 0 {
+        if sample.rows == 0 {
             return;
         }
         let growth = Growth { bytes: grown, rows: sample.rows };
@@ -135,6 +136,15 @@ impl TransientTracker {
         self.ewma_bytes_per_row
     }
 
+    /// Halves all that was learned, the reclaim charge too: for a chunk that was refused on old evidence. What refuses lets
+    /// nothing run, and so nothing newer would ever be learned.
+    pub fn fade(&mut self) {
+        self.reclaim_charge_bytes /= 2;
+        self.last = self.last.map(|last| Growth { bytes: last.bytes / 2, ..last });
+        self.ewma_bytes_per_row =
+            self.ewma_bytes_per_row.map(|average| average / 2.0).filter(|average| *average >= 1.0);
+    }
+
     /// Forgets everything, the reclaim charge too: for a new model or an emptied pool.
     pub fn reset(&mut self) {
         *self = Self::new(self.config);
@@ -164,10 +174,11 @@ impl TransientTracker {
     fn blend(&mut self, bytes_per_row: f64, is_short: bool) {
         self.ewma_bytes_per_row = match self.ewma_bytes_per_row {
             // Fixed costs make a short chunk dear per row: learning from that would make the next chunk shorter still.
-            None => (!is_short).then_some(bytes_per_row),
+            None => (!is_short && bytes_per_row > 0.0).then_some(bytes_per_row),
             Some(average) if is_short && bytes_per_row > average => Some(average),
             Some(average) if bytes_per_row > OUTLIER_FACTOR * average => Some(average),
-            Some(average) => Some(ALPHA * bytes_per_row + (1.0 - ALPHA) * average),
+            // An average of nothing would make an outlier of everything: it is forgotten instead.
+            Some(average) => Some(ALPHA * bytes_per_row + (1.0 - ALPHA) * average).filter(|average| *average >= 1.0),
         };
     }
 }

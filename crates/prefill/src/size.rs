@@ -62,7 +62,7 @@ mod tests {
         let seven = ChunkSize::Fixed(NonZeroUsize::new(7).unwrap());
         assert_eq!(candidates(seven, 100), [7]);
         assert_eq!(candidates(seven, 3), [3]);
-        assert_eq!(candidates(seven, 0), []);
+        assert_eq!(candidates(seven, 0), [0usize; 0]);
     }
 
     #[test]
@@ -73,7 +73,7 @@ mod tests {
         assert_eq!(candidates(auto(256), 64), [64]);
         assert_eq!(candidates(auto(256), 63), [63]);
         assert_eq!(candidates(auto(10), 1000), [10]);
-        assert_eq!(candidates(auto(256), 0), []);
+        assert_eq!(candidates(auto(256), 0), [0usize; 0]);
     }
 
     #[test]

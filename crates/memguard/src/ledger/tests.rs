@@ -1,4 +1,5 @@
 use super::*;
+use crate::ReserveError;
 use proptest::prelude::*;
 
 fn ledger(budget_bytes: u64) -> Ledger {
@@ -106,7 +107,7 @@ fn a_panicking_holder_leaves_the_books_right() {
     let handle = ledger.clone();
     let outcome = std::thread::spawn(move || {
         let _kv = handle.reserve(Kind::Kv, 40).unwrap();
-        let _books = handle.books.lock().unwrap();
+        let _books = handle.lock();
         panic!("while the lock is held");
     })
     .join();

@@ -163,6 +163,40 @@ fn reset_drops_the_charge_and_all_that_was_learned() {
     assert_eq!((tracker.reclaim_charge_bytes(), tracker.observed_max_bytes()), (0, 0));
 }
 
+#[test]
+fn chunks_that_do_not_grow_make_old_growth_fade() {
+    let mut tracker = tracker();
+    tracker.record(sample(2048, 0, gib(2300)));
+    tracker.record(sample(2048, gib(2300), gib(2300)));
+    // The last growth is forgotten at once, the average by and by.
+    assert!(tracker.predict_bytes(2048, 0).abs_diff(gib(2300) * 7 / 10) <= 1);
+    for _ in 0..60 {
+        tracker.record(sample(2048, gib(2300), gib(2300)));
+    }
+    assert_eq!((tracker.predict_bytes(2048, 0), tracker.ewma_bytes_per_row()), (0, None));
+    tracker.record(sample(2048, 0, 2_048_000));
+    assert_eq!(tracker.ewma_bytes_per_row(), Some(1000.0));
+}
+
+#[test]
+fn a_release_between_two_chunks_is_told_by_a_sample_of_no_rows() {
+    let mut tracker = tracker();
+    tracker.record(sample(512, gib(900), gib(1000)));
+    tracker.record(sample(0, gib(1000), gib(700)));
+    assert_eq!(tracker.predict_bytes(512, gib(50)), gib(350));
+}
+
+#[test]
+fn fading_ends_every_refusal() {
+    let mut tracker = tracker();
+    tracker.record(sample(2048, 0, gib(4000)));
+    tracker.record(sample(2048, gib(4000), gib(1000)));
+    for _ in 0..60 {
+        tracker.fade();
+    }
+    assert_eq!(tracker.predict_bytes(2048, 7), 7);
+}
+
 fn samples() -> impl Strategy<Value = Vec<Sample>> {
     let sample = (0..3_000usize, 0..3_000usize, 0..1_000_000u64, 0..1_000_000u64, -100_000..100_000i64).prop_map(
         |(rows, cut, before_bytes, after_bytes, known_growth_bytes)| Sample {

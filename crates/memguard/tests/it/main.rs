@@ -1,5 +1,8 @@
 //! The public API under threads, and as a stranger would use it.
 
+mod contexts;
+mod replay;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 

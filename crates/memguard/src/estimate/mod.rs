@@ -1,0 +1,209 @@
+//! What a model will cost, before a byte of it is loaded.
+
+mod architectures;
+mod closed_form;
+mod config;
+mod error;
+mod metadata;
+mod shape;
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde_json::Value;
+
+pub use closed_form::{AttentionPrice, ClosedForm, EstimateSettings, StorageFormat, WeightFormats};
+pub use config::Config;
+pub use error::EstimateError;
+pub use metadata::Metadata;
+pub use shape::{
+    AttentionShape, CompressedShape, ExpertsShape, FeedForward, IndexerShape, LatentShape, LayerShape, Mixer,
+    ModelShape, Parameters, PoolShape, RecurrentShape,
+};
+
+use crate::{Pass, Profile};
+
+type Rule = Box<dyn Fn(&Config<'_>, &EstimateSettings) -> Result<Estimate, EstimateError> + Send + Sync>;
+
+/// How to price each architecture, by name (`model_type` of `config.json`).
+///
+/// The built-in rules are closed forms; who has a program for an architecture registers a better rule over them.
+pub struct Registry {
+    rules: BTreeMap<String, Rule>,
+}
+
+impl Registry {
+    /// A registry that knows no architecture.
+    #[must_use]
+    pub fn empty() -> Self {
+        Self { rules: BTreeMap::new() }
+    }
+
+    /// A registry with all built-in closed forms.
+    #[must_use]
+    pub fn builtin() -> Self {
+        let mut registry = Self::empty();
+        architectures::register_all(&mut registry);
+        registry
+    }
+
+    /// Prices architectures called `name` by `rule` from now on, in place of an earlier rule.
+    ///
+    /// Any name works by which a config may call itself: `model_type`, or an entry of `architectures`.
+    pub fn register<F>(&mut self, name: impl Into<String>, rule: F)
+    where
+        F: Fn(&Config<'_>, &EstimateSettings) -> Result<Estimate, EstimateError> + Send + Sync + 'static,
+    {
+        self.rules.insert(name.into(), Box::new(rule));
+    }
+
+    /// All names with a rule, in order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.rules.keys().map(String::as_str)
+    }
+
+    /// Prices the model of a parsed `config.json`.
+    ///
+    /// # Errors
+    /// [`EstimateError::NoArchitecture`] or [`EstimateError::UnknownArchitecture`]; else what the rule returns.
+    pub fn from_config(&self, config: &Value, settings: &EstimateSettings) -> Result<Estimate, EstimateError> {
+        let config = Config::new(config);
+        let rule = config.names().find_map(|name| self.rules.get(name));
+        match (rule, config.names().next()) {
+            (Some(rule), _) => rule(&config, settings),
+            (None, Some(name)) => Err(EstimateError::UnknownArchitecture { name: name.to_owned() }),
+            (None, None) => Err(EstimateError::NoArchitecture),
+        }
+    }
+
+    /// Prices the model of a GGUF file. Its fields are put under the names of `config.json`, so one rule serves both; its
+    /// weights are taken as stored unless `settings` give their bytes.
+    ///
+    /// # Errors
+    /// As [`Registry::from_config`].
+    pub fn from_metadata(
+        &self,
+        metadata: &dyn Metadata,
+        settings: &EstimateSettings,
+    ) -> Result<Estimate, EstimateError> {
+        let config = metadata::to_config(metadata)?;
+        let weights_bytes = settings.weights_bytes.unwrap_or_else(|| metadata.tensor_bytes());
+        self.from_config(&config, &EstimateSettings { weights_bytes: Some(weights_bytes), ..*settings })
+    }
+}
+
+impl Default for Registry {
+    fn default() -> Self {
+        Self::builtin()
+    }
+}
+
+impl fmt::Debug for Registry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Registry").field(&self.names().collect::<Vec<_>>()).finish()
+    }
+}
+
+/// Where the transient figure of an [`Estimate`] comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum TransientSource {
+    /// A formula over the dimensions: near the truth, not exact.
+    ClosedForm,
+    /// The plan of the program that will run: exact.
+    Plan,
+}
+
+impl fmt::Display for TransientSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::ClosedForm => "closed form (estimate)",
+            Self::Plan => "plan of the program",
+        })
+    }
+}
+
+/// A priced model.
+pub struct Estimate {
+    profile: Box<dyn Profile + Send + Sync>,
+    transient_source: TransientSource,
+}
+
+impl Estimate {
+    /// A closed form.
+    #[must_use]
+    pub fn closed_form(form: ClosedForm) -> Self {
+        Self { profile: Box::new(form), transient_source: TransientSource::ClosedForm }
+    }
+
+    /// A profile of the caller, who says where its transient figure comes from.
+    #[must_use]
+    pub fn new(profile: impl Profile + Send + Sync + 'static, transient_source: TransientSource) -> Self {
+        Self { profile: Box::new(profile), transient_source }
+    }
+
+    /// How far to trust [`Profile::transient_bytes`] of this estimate.
+    #[must_use]
+    pub fn transient_source(&self) -> TransientSource {
+        self.transient_source
+    }
+}
+
+impl Profile for Estimate {
+    fn weights_bytes(&self) -> u64 {
+        self.profile.weights_bytes()
+    }
+
+    fn kv_bytes(&self, context_tokens: usize) -> u64 {
+        self.profile.kv_bytes(context_tokens)
+    }
+
+    fn transient_bytes(&self, pass: &Pass) -> u64 {
+        self.profile.transient_bytes(pass)
+    }
+}
+
+impl fmt::Debug for Estimate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Estimate")
+            .field("weights_bytes", &self.weights_bytes())
+            .field("transient_source", &self.transient_source)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Bytes one sequence of `context_tokens` needs at its peak: weights, KV, and the last chunk of at most `chunk_rows`.
+#[must_use]
+pub fn peak_bytes(profile: &dyn Profile, context_tokens: usize, chunk_rows: usize) -> u64 {
+    let rows = context_tokens.min(chunk_rows);
+    let pass = Pass { rows, start: context_tokens - rows, logit_rows: rows.min(1) };
+    let held = profile.weights_bytes().saturating_add(profile.kv_bytes(context_tokens));
+    held.saturating_add(profile.transient_bytes(&pass))
+}
+
+/// The longest context, up to `limit_tokens`, whose [`peak_bytes`] are within `budget_bytes`; `None` if not even one token
+/// fits. Relies on profiles being monotone.
+#[must_use]
+pub fn longest_context(
+    profile: &dyn Profile,
+    budget_bytes: u64,
+    chunk_rows: usize,
+    limit_tokens: usize,
+) -> Option<usize> {
+    let fits = |tokens: usize| peak_bytes(profile, tokens, chunk_rows) <= budget_bytes;
+    if limit_tokens == 0 || !fits(1) {
+        return None;
+    }
+    let (mut fitting, mut past) = (1, limit_tokens.saturating_add(1));
+    while past - fitting > 1 {
+        let middle = fitting + (past - fitting) / 2;
+        if fits(middle) {
+            fitting = middle;
+        } else {
+            past = middle;
+        }
+    }
+    Some(fitting)
+}
+
+#[cfg(test)]
+mod tests;
