@@ -1,6 +1,7 @@
 //! `cargo xtask models`: fetches models through the binary itself, so that there is one way of fetching.
 
 use std::path::PathBuf;
+use std::process::Command;
 
 use anyhow::{Result, bail};
 use clap::Subcommand;
@@ -34,10 +35,19 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// The path of the model called `name`, fetched if need be.
+/// The file of a model by short name, fetched if it is not there, by a binary built for it.
 pub(crate) fn fetch(name: &str) -> Result<PathBuf> {
-    let printed =
-        shell::output(&mut shell::cargo(["run", "--quiet", "--package", "plimsoll", "--", "models", "fetch", name]))?;
+    fetch_by(shell::cargo(["run", "--quiet", "--package", "plimsoll", "--"]), name)
+}
+
+/// The same by the debug binary that `cargo test --workspace` has built: building it alone would build candle a second time, with other features.
+pub(crate) fn fetch_by_tested_binary(name: &str) -> Result<PathBuf> {
+    let binary = shell::target_dir().join("debug").join(format!("plimsoll{}", std::env::consts::EXE_SUFFIX));
+    if binary.is_file() { fetch_by(Command::new(binary), name) } else { fetch(name) }
+}
+
+fn fetch_by(mut plimsoll: Command, name: &str) -> Result<PathBuf> {
+    let printed = shell::output(plimsoll.args(["models", "fetch", name]))?;
     let Some(path) = printed.lines().map(str::trim).rfind(|line| !line.is_empty()).map(PathBuf::from) else {
         bail!("`plimsoll models fetch {name}` printed no path");
     };

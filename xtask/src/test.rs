@@ -20,7 +20,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         println!("\nSKIPPED: the tests that need the model {}, because of --fast.", models::DEFAULT_MODEL);
         return Ok(());
     }
-    let model = match models::fetch(models::DEFAULT_MODEL) {
+    let model = match models::fetch_by_tested_binary(models::DEFAULT_MODEL) {
         Ok(model) => model,
         Err(error) => {
             println!("\nSKIPPED: the tests that need the model {}: {error:#}.", models::DEFAULT_MODEL);
@@ -28,8 +28,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             return Ok(());
         }
     };
-    // The same profile as above: nothing is built twice.
-    let slow = ["test", "--package", "plimsoll-tests", "--", "--ignored"];
+    // The same packages and profile as above: nothing is built twice. One at a time: each uses all cores.
+    let slow = ["test", "--workspace", "--tests", "--", "--ignored", "--test-threads=1"];
     shell::run(shell::cargo(slow).env(MODEL_VARIABLE, &model))?;
     println!("\nAll tests passed, those with {} included.", models::DEFAULT_MODEL);
     Ok(())
