@@ -10,6 +10,9 @@ pub enum Error {
     /// A layout or shape has an axis of length zero.
     #[error("{axis} is zero")]
     EmptyAxis { axis: &'static str },
+    /// An axis is so long that products of axes could not be counted.
+    #[error("{axis} is {length}, at most {maximum} can be counted")]
+    TooLarge { axis: &'static str, length: usize, maximum: usize },
     /// `kv_heads` does not divide `heads`.
     #[error("{heads} query heads cannot be shared out over {kv_heads} KV heads")]
     HeadGroups { heads: usize, kv_heads: usize },

@@ -4,6 +4,7 @@
 use crate::kernels::Avx2;
 use crate::kernels::Scalar;
 use crate::tile::{self, Plan};
+use crate::view::check_axis;
 use crate::{Error, Isa, KvDtype, KvView};
 
 /// Shape of one attention call.
@@ -177,9 +178,7 @@ impl Route {
         for (axis, length) in
             [("heads", heads), ("kv_heads", kv_heads), ("head_dim", head_dim), ("v_head_dim", v_head_dim)]
         {
-            if length == 0 {
-                return Err(Error::EmptyAxis { axis });
-            }
+            check_axis(axis, length)?;
         }
         if !heads.is_multiple_of(kv_heads) {
             return Err(Error::HeadGroups { heads, kv_heads });

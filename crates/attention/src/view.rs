@@ -24,7 +24,7 @@ impl<'a> KvView<'a> {
     /// A view whose first block holds position 0. Bytes at and past `kv_len` may hold anything.
     ///
     /// # Errors
-    /// [`Error::EmptyAxis`], [`Error::MissingBlocks`], [`Error::BlockBytes`], [`Error::BlockAlignment`].
+    /// [`Error::EmptyAxis`], [`Error::TooLarge`], [`Error::MissingBlocks`], [`Error::BlockBytes`], [`Error::BlockAlignment`].
     pub fn new(layout: KvLayout, blocks: &'a [KvBlock<'a>], kv_len: usize) -> Result<Self, Error> {
         Self::from_block(layout, blocks, kv_len, 0)
     }
@@ -42,9 +42,7 @@ impl<'a> KvView<'a> {
         for (axis, length) in
             [("kv_heads", layout.kv_heads), ("head_dim", layout.head_dim), ("v_head_dim", layout.v_head_dim)]
         {
-            if length == 0 {
-                return Err(Error::EmptyAxis { axis });
-            }
+            check_axis(axis, length)?;
         }
         let needed = kv_len.div_ceil(KV_BLOCK_TOKENS).saturating_sub(first_block);
         if blocks.len() < needed {
@@ -76,6 +74,18 @@ impl<'a> KvView<'a> {
     /// The block of positions `64 * index ..`, by absolute index.
     pub(crate) fn block(&self, index: usize) -> KvBlock<'a> {
         self.blocks[index - self.first_block]
+    }
+}
+
+/// Longest axis that is accepted: products of three axes, a block's tokens and an element's bytes then fit 64 bits.
+const MAX_AXIS: usize = 1 << 17;
+
+/// Refuses an axis of no elements, or of so many that lengths computed from it could wrap.
+pub(crate) fn check_axis(axis: &'static str, length: usize) -> Result<(), Error> {
+    match length {
+        0 => Err(Error::EmptyAxis { axis }),
+        1..=MAX_AXIS => Ok(()),
+        _ => Err(Error::TooLarge { axis, length, maximum: MAX_AXIS }),
     }
 }
 

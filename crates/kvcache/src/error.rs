@@ -1,6 +1,6 @@
 //! Why a cache refused, with the numbers that show it.
 
-/// A refusal; the cache is unchanged, but for blocks already allocated by a failed append.
+/// A refusal; the cache is unchanged, but that an append which found no memory has already forgotten the tokens at and past its start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "field names say what they hold and in which unit")]
 #[non_exhaustive]

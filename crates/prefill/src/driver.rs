@@ -203,9 +203,17 @@ impl Driver {
     ) -> Result<Option<Admitted>, StepError<T::Error>> {
         let start = tokens.start;
         let mut refused = None;
-        for rows in self.options.chunk.candidates(tokens.len()) {
+        let ledger = &self.options.ledger;
+        let mut candidates = self.options.chunk.candidates(tokens.len()).peekable();
+        while let Some(rows) = candidates.next() {
             let planned_bytes = target.transient_bytes(rows, start);
-            match self.options.ledger.reserve(Kind::Transient, planned_bytes.saturating_sub(held_bytes)) {
+            let extra_bytes = planned_bytes.saturating_sub(held_bytes);
+            // A larger chunk is only nice to have: caches are evicted for the smallest one alone.
+            let reserved = match candidates.peek() {
+                Some(_) => ledger.reserve_free(Kind::Transient, extra_bytes),
+                None => ledger.reserve(Kind::Transient, extra_bytes),
+            };
+            match reserved {
                 Ok(extra) => {
                     let chunk = Chunk { start, rows, last: rows == tokens.len() };
                     return Ok(Some(Admitted { chunk, planned_bytes, extra }));

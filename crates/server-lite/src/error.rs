@@ -45,7 +45,7 @@ pub(crate) enum AppError {
     Exec(#[from] ExecError),
     #[error("cannot write the memory trace {}: {message}", path.display())]
     Trace { path: PathBuf, message: String },
-    #[error("--device metal needs a build with the feature `metal` on an Apple machine")]
+    #[error("--device metal is not supported by this version; supported: cpu")]
     NoMetal,
     #[error("cannot write to standard output: {0}")]
     Stdout(io::Error),
@@ -68,19 +68,31 @@ pub(crate) struct Shortfall {
     pub(crate) what: &'static str,
     pub(crate) needed_bytes: u64,
     pub(crate) budget_bytes: u64,
-    /// Longest context, prompt and answer together, that would fit; absent: not even one token.
-    pub(crate) max_context_tokens: Option<usize>,
+    /// Longest context, prompt and answer together, that would fit.
+    pub(crate) longest: Longest,
+}
+
+/// The longest context that would fit a budget.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Longest {
+    /// This many tokens, prompt and answer together.
+    Tokens(usize),
+    /// Not even one token.
+    Nothing,
+    /// It ran out in the middle of a run, or before the model's sizes were known.
+    Unknown,
 }
 
 impl Shortfall {
     fn describe(&self) -> String {
         let mib = |bytes: u64| format!("{bytes} bytes ({:.1} MiB)", bytes as f64 / 1_048_576.0);
-        let fits = match self.max_context_tokens {
-            Some(tokens) => format!("a context of {tokens} tokens would fit"),
-            None => "no context fits".to_owned(),
+        let fits = match self.longest {
+            Longest::Tokens(tokens) => format!("; a context of {tokens} tokens would fit"),
+            Longest::Nothing => "; no context fits".to_owned(),
+            Longest::Unknown => String::new(),
         };
         format!(
-            "does not fit: {} needs {} in all, the budget is {}; {fits}",
+            "does not fit: {} needs {} in all, the budget is {}{fits}",
             self.what,
             mib(self.needed_bytes),
             mib(self.budget_bytes)
@@ -97,6 +109,10 @@ impl AppError {
             Self::Sampler(SamplerError::NanLogit { .. } | SamplerError::NoCandidate { .. }) => 1,
             Self::Sampler(_) => 2,
             Self::DoesNotFit(_) => 3,
+            // Inside the budget, but the system has no such memory.
+            Self::Exec(
+                ExecError::Arena { .. } | ExecError::Kv { source: plimsoll_kvcache::Error::OutOfMemory { .. }, .. },
+            ) => 3,
             Self::Model { source, .. } => match source.as_ref() {
                 ModelError::Gguf(GgufError::NotAFile { .. }) => 2,
                 // A file that cannot be read at all is no bad model file.
@@ -141,9 +157,11 @@ impl AppError {
                     | FetchFault::WrongSum { .. } => vec![by_hand],
                 }
             }
-            Self::DoesNotFit(shortfall) => match shortfall.max_context_tokens {
-                Some(_) => vec!["shorten the prompt, lower --max-tokens, or raise --memory-budget".to_owned()],
-                None => vec!["raise --memory-budget, or take a smaller model".to_owned()],
+            Self::DoesNotFit(shortfall) => match shortfall.longest {
+                Longest::Nothing => vec!["raise --memory-budget, or take a smaller model".to_owned()],
+                Longest::Tokens(_) | Longest::Unknown => {
+                    vec!["shorten the prompt, lower --max-tokens, or raise --memory-budget".to_owned()]
+                }
             },
             Self::CommandLine { hints, .. } => hints.clone(),
             Self::NoSuchModel { .. } => vec!["models by short name: plimsoll models list".to_owned()],

@@ -34,7 +34,7 @@ pub(crate) fn avx2_available() -> bool {
     false
 }
 
-/// An operand of a bf16 product: rounded to nearest even, NaN kept, magnitudes that round below 2^-50 replaced by +0.
+/// An operand of a bf16 product: magnitudes below 2^-50 replaced by +0, the rest rounded to nearest even, NaN kept.
 ///
 /// The floor makes every partial sum a multiple of 2^-114, so no sum is ever a denormal.
 #[inline(always)]
@@ -43,8 +43,10 @@ pub(crate) fn bf16_operand(x: f32) -> f32 {
     if x.is_nan() {
         return f32::from_bits((bits | 0x0040_0000) & 0xffff_0000);
     }
-    let rounded = f32::from_bits((bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff_0000);
-    if rounded.abs() < OPERAND_FLOOR { 0.0 } else { rounded }
+    if x.abs() < OPERAND_FLOOR {
+        return 0.0;
+    }
+    f32::from_bits((bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff_0000)
 }
 
 /// 2^-50.

@@ -95,7 +95,7 @@ impl Values for Register {
             let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
             let sum = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
             let rounded = _mm256_castsi256_ps(_mm256_and_si256(sum, high));
-            let magnitude = _mm256_andnot_ps(_mm256_set1_ps(-0.0), rounded);
+            let magnitude = _mm256_andnot_ps(_mm256_set1_ps(-0.0), self.0);
             let kept = _mm256_cmp_ps::<_CMP_NLT_UQ>(magnitude, _mm256_set1_ps(OPERAND_FLOOR));
             let quiet = _mm256_and_si256(_mm256_or_si256(bits, _mm256_set1_epi32(0x40_0000)), high);
             let nan = _mm256_cmp_ps::<_CMP_UNORD_Q>(self.0, self.0);
@@ -109,7 +109,7 @@ impl Values for Register {
             let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
             let sum = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
             let rounded = _mm256_castsi256_ps(_mm256_and_si256(sum, _mm256_set1_epi32(-0x1_0000)));
-            _mm256_and_ps(rounded, _mm256_cmp_ps::<_CMP_GE_OQ>(rounded, _mm256_set1_ps(OPERAND_FLOOR)))
+            _mm256_and_ps(rounded, _mm256_cmp_ps::<_CMP_GE_OQ>(self.0, _mm256_set1_ps(OPERAND_FLOOR)))
         })
     }
 }

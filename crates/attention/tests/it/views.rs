@@ -54,7 +54,8 @@ fn bf16_blocks_hold_no_value_below_the_operand_floor() {
     let layout = KvLayout { kv_heads: 1, head_dim: 4, v_head_dim: 1, dtype: KvDtype::Bf16 };
     let (mut k_block, mut v_block) = (aligned(layout.k_block_bytes(), 0), aligned(layout.v_block_bytes(), 0));
     let floor = 2f32.powi(-50);
-    let written = [floor, -0.99 * floor, -0.0, f32::NAN];
+    // The next number below the floor would round up to it.
+    let written = [floor, -floor.next_down(), -0.0, f32::NAN];
     layout.write_rows(
         bytemuck::cast_slice_mut(&mut k_block),
         bytemuck::cast_slice_mut(&mut v_block),
@@ -94,6 +95,11 @@ fn a_view_needs_enough_blocks_of_the_right_size_and_alignment() {
     );
     let none = KvLayout { head_dim: 0, ..layout };
     assert_eq!(KvView::new(none, &table, 10).unwrap_err(), Error::EmptyAxis { axis: "head_dim" });
+    // 64 times this length, and 4 bytes each, wrap to 256 bytes.
+    let length = (1 << 56) + 1;
+    let wraps = KvLayout { kv_heads: 1, head_dim: length, v_head_dim: 16, dtype: KvDtype::F32 };
+    let error = Error::TooLarge { axis: "head_dim", length, maximum: 1 << 17 };
+    assert_eq!(KvView::new(wraps, &table, 10).unwrap_err(), error);
 }
 
 /// What a call is made of.

@@ -1,3 +1,5 @@
+//! Waiting, fairness and eviction.
+
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};

@@ -79,7 +79,7 @@ fn chunks_grow_back_with_the_headroom() {
     assert_eq!(sizes, [2048, 576, 576, 1152, 2048]);
 }
 
-/// oMLX 3450: every chunk pays a fixed cost, so small chunks look dear per row, and the next is made smaller still.
+/// jundot/omlx#3450: every chunk pays a fixed cost, so small chunks look dear per row, and the next is made smaller still.
 /// Here sizes rise to where fixed cost and rows fill the headroom, from wherever they start.
 #[test]
 fn a_fixed_cost_per_chunk_does_not_shrink_chunks_again_and_again() {
@@ -102,7 +102,7 @@ fn a_fixed_cost_per_chunk_does_not_shrink_chunks_again_and_again() {
     }
 }
 
-/// oMLX 3381: 77,100 tokens at head_dim 256, scores of all keys at once, chosen again and again at one size.
+/// jundot/omlx#3381: 77,100 tokens at head_dim 256, scores of all keys at once, chosen again and again at one size.
 #[test]
 fn a_long_prompt_of_wide_heads_ends() {
     let mut tracker = tracker();
@@ -125,7 +125,7 @@ fn a_long_prompt_of_wide_heads_ends() {
     assert_eq!(start, total);
 }
 
-/// oMLX 2676: 163 tokens were charged 23 GB, and every prompt after them.
+/// jundot/omlx#2676: 163 tokens were charged 23 GB, and every prompt after them.
 #[test]
 fn one_dear_small_prompt_is_not_held_against_the_next() {
     let mut tracker = tracker();
@@ -144,7 +144,7 @@ fn one_dear_small_prompt_is_not_held_against_the_next() {
     assert_eq!(sizes[0], 512);
 }
 
-/// oMLX 3858: 27 hours of refusals on one stale reading.
+/// jundot/omlx#3858: 27 hours of refusals on one stale reading.
 #[test]
 fn a_stale_release_refuses_for_a_few_polls_and_not_for_ever() {
     let mut tracker = tracker();

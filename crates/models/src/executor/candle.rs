@@ -358,9 +358,13 @@ impl CostModel for CandleCost {
             Op::Attend { q, k, v, .. } => {
                 let (q_info, rows, kv_len) = (program.slot(*q), dims.rows as u64, dims.kv_len as u64);
                 let heads = q_info.groups as u64;
-                let repeated = heads * kv_len * (q_info.head_dim() + program.slot(*v).head_dim()) as u64;
-                // Scores, masked scores, exponentials and weights; k and v repeated, twice while they are made contiguous.
-                4 * (4 * heads * rows * kv_len + rows * kv_len + 2 * repeated) + 2 * bytes(*q) + bytes(*k) + bytes(*v)
+                let widths = (q_info.head_dim() + program.slot(*v).head_dim()) as u64;
+                // Scores, masked scores, exponentials and weights; k and v repeated, twice while they are made contiguous. Saturating: a price
+                // without sense is one that nobody can pay.
+                let scores = rows.saturating_mul(kv_len).saturating_mul(4 * heads + 1);
+                let repeated = kv_len.saturating_mul(2 * heads * widths);
+                let elements = scores.saturating_add(repeated);
+                elements.saturating_mul(4).saturating_add(2 * bytes(*q) + bytes(*k) + bytes(*v))
             }
             Op::RmsNorm { x, .. } | Op::Rope { x, .. } => 3 * bytes(*x),
             Op::Glu { gate: x, .. } | Op::Unary { x, .. } | Op::Softcap { x, .. } => 2 * bytes(*x),

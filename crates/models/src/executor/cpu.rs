@@ -15,7 +15,7 @@ use plimsoll_kvcache::BlockTable;
 use plimsoll_linear::PackedWeight;
 use plimsoll_prefill::CancelToken;
 use plimsoll_program::{
-    ArenaLayout, ChainId, Condition, Dims, LinearPart, MemoryPlan, Op, Planner, Program, Slot, SlotKind, Step,
+    ArenaLayout, ChainId, Condition, DType, Dims, LinearPart, MemoryPlan, Op, Planner, Program, Slot, SlotKind, Step,
 };
 use smallvec::SmallVec;
 use std::{ops::Range, sync::Arc};
@@ -416,7 +416,17 @@ impl<O: StepObserver> Running<'_, '_, O> {
             Op::If { condition, then_chain, else_chain } => {
                 let holds = match condition {
                     Condition::RowsAtMost(rows) => self.dims.rows <= *rows,
-                    Condition::Nonzero(slot) => self.arena.read(self.range(*slot)).iter().any(|&byte| byte != 0),
+                    Condition::Nonzero(slot) => {
+                        let bytes = self.arena.read(self.range(*slot));
+                        match self.program.slot(*slot).dtype {
+                            // -0.0 is zero, though its bytes are not.
+                            DType::F32 => cast_slice::<u8, f32>(bytes).iter().any(|&value| value != 0.0),
+                            DType::F16 | DType::Bf16 => {
+                                cast_slice::<u8, u16>(bytes).iter().any(|&bits| bits & 0x7fff != 0)
+                            }
+                            DType::U32 | DType::U8 => bytes.iter().any(|&byte| byte != 0),
+                        }
+                    }
                 };
                 self.chain(if holds { *then_chain } else { *else_chain }, depth + 1)?;
             }

@@ -108,7 +108,7 @@ pub enum ExecError {
         #[source]
         source: std::io::Error,
     },
-    /// The cancel flag was set. The sequences are as they were before the pass.
+    /// The cancel flag was set. The sequences are cut back to where their segments start.
     #[error("cancelled")]
     Cancelled,
     /// Threads could not be started.

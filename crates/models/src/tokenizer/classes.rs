@@ -1,3 +1,5 @@
+//! Character classes of the pre-tokenizers, by code point.
+
 use regex_syntax::hir::{Class as HirClass, HirKind};
 
 /// What pre-tokenizers ask of a character. Unicode general categories, except that white space is the property `White_Space`.

@@ -1,3 +1,5 @@
+//! Ids to text as a stream: never half of a UTF-8 character.
+
 use super::{Tokenizer, TokenizerError};
 
 /// Whether special tokens leave their literal text in decoded text.

@@ -1,3 +1,5 @@
+//! Why a tokenizer could not be made, or an id not decoded.
+
 use super::pre::PreTokenizer;
 
 /// Why a tokenizer could not be built from a model's metadata, or a token not be decoded.

@@ -1,3 +1,5 @@
+//! Byte pair merges: the table, and the merging of one piece.
+
 use std::{cmp::Reverse, collections::BinaryHeap};
 
 use super::{TokenizerError, alphabet, vocab::Vocabulary};
@@ -32,6 +34,7 @@ impl MergeTable {
     ) -> Result<Self, TokenizerError> {
         let mut resolved = Vec::with_capacity(merges.size_hint().0);
         let mut bytes = Vec::new();
+        let specials = vocabulary.specials();
         for (rank, merge) in merges.enumerate() {
             let syntax = || TokenizerError::MergeSyntax { rank, merge: merge.to_owned() };
             let (left, right) = merge.split_once(' ').ok_or_else(syntax)?;
@@ -45,7 +48,7 @@ impl MergeTable {
                 ordinary
                     .then(|| vocabulary.lookup(&bytes))
                     .flatten()
-                    .or_else(|| vocabulary.lookup_special(&[left, right].concat()))
+                    .or_else(|| specials.get([left, right].concat().as_bytes()).copied())
                     .ok_or_else(missing)
             };
             resolved.push(Merge {

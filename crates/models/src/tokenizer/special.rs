@@ -1,3 +1,5 @@
+//! Special tokens written in a text.
+
 use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
 
 use super::{TokenizerError, vocab::Vocabulary};

@@ -1,3 +1,7 @@
+//! The tokens of a vocabulary in one compact arena, and how to find one by its bytes.
+
+use std::collections::HashMap;
+
 use super::{TokenizerError, alphabet};
 
 /// What GGUF's `tokenizer.ggml.token_type` says of a token.
@@ -141,6 +145,15 @@ impl Vocabulary {
     /// The special token of this literal text.
     pub(super) fn lookup_special(&self, text: &str) -> Option<u32> {
         self.special.iter().copied().find(|&id| self.bytes_of(id) == text.as_bytes())
+    }
+
+    /// Every special token by its text, of equal texts the lowest id: for many look-ups, where [`Self::lookup_special`] scans for one.
+    pub(super) fn specials(&self) -> HashMap<&[u8], u32> {
+        let mut specials = HashMap::with_capacity(self.special.len());
+        for &id in &self.special {
+            specials.entry(self.bytes_of(id)).or_insert(id);
+        }
+        specials
     }
 
     /// The one-byte token of `byte`; some vocabularies lack bytes that their training text never had.

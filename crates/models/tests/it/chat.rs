@@ -1,3 +1,5 @@
+//! Chat templates of real models.
+
 use plimsoll_models::chat::{ChatError, ChatTemplate, Message};
 
 /// As in SmolLM2-135M-Instruct's metadata.

@@ -1,3 +1,5 @@
+//! The sampler from outside: the same seed gives the same tokens.
+
 use plimsoll_models::sampler::{Sampler, SamplerError, SamplerParams, greedy};
 
 fn draw(params: SamplerParams, logits: &[f32], count: usize) -> Vec<u32> {

@@ -1,3 +1,5 @@
+//! Ids equal to those of Hugging Face's `tokenizers`, and exact round trips.
+
 use std::{fs, path::Path};
 
 use plimsoll_models::tokenizer::{

@@ -7,7 +7,7 @@ use super::{
 use crate::{
     ALLOCATOR,
     cli::{ChunkArg, RunArgs},
-    error::AppError,
+    error::{AppError, Longest},
     logits::LogitsFile,
     progress,
 };
@@ -79,10 +79,7 @@ impl Job<'_> {
         let (prefill, first) = self.prefill(session, &mut admission)?;
         let mut answer = Answer::new(self.tokenizer, self.args.json);
         let decode_start = Instant::now();
-        let finish = match first.values.is_empty() {
-            true => "length",
-            false => self.decode(session, &first, admission.max_tokens, &mut answer)?,
-        };
+        let (finish, passes) = self.decode(session, &first, admission.max_tokens, &mut answer)?;
         let decode_seconds = decode_start.elapsed().as_secs_f64();
         answer.finish()?;
         let memory = self.memory(session, &admission, &prefill);
@@ -94,8 +91,8 @@ impl Job<'_> {
                 first_logits_sha256: first.sha256,
                 chunks: prefill.chunks.iter().map(ChunkReport::from).collect(),
                 prefill: Speed::new(prefill.done_tokens(), prefill.seconds),
-                // The first token comes from the prompt's logits: the passes after it are the decode.
-                decode: Speed::new(answer.tokens.len(), decode_seconds),
+                // The first token comes from the prompt's logits: decode is the passes after it.
+                decode: Speed::new(passes, decode_seconds),
                 tokens: answer.tokens,
                 text: answer.text,
                 memory,
@@ -157,7 +154,7 @@ impl Job<'_> {
                 });
             }
             Err(PrefillError { source: StepError::Reserve { planned_bytes, .. }, .. }) => {
-                return Err(self.budget.shortfall("a prefill chunk", planned_bytes, None));
+                return Err(self.budget.shortfall("a prefill chunk", planned_bytes, Longest::Unknown));
             }
             Err(error) => return Err(AppError::Prefill(error.to_string())),
         };
@@ -169,34 +166,36 @@ impl Job<'_> {
         Ok((report, first))
     }
 
-    /// Generates up to `max_tokens`; says why it ended.
+    /// Generates up to `max_tokens`; says why it ended, and after how many passes.
     fn decode<S: Session>(
         &mut self,
         session: &mut S,
         first: &FirstLogits,
         max_tokens: usize,
         answer: &mut Answer<'_>,
-    ) -> Result<&'static str, AppError> {
+    ) -> Result<(&'static str, usize), AppError> {
+        let mut passes = 0;
         if max_tokens == 0 {
-            return Ok("length");
+            return Ok(("length", passes));
         }
         let mut token = self.sampler.sample(&first.values)?;
         loop {
             if self.tokenizer.is_some_and(|tokenizer| tokenizer.is_end(token)) {
-                return Ok("stop");
+                return Ok(("stop", passes));
             }
             answer.push(token)?;
             if answer.tokens.len() == max_tokens {
-                return Ok("length");
+                return Ok(("length", passes));
             }
             if self.cancel.is_cancelled() {
-                return Ok("cancelled");
+                return Ok(("cancelled", passes));
             }
             let logits = match session.extend(&[token], LogitRows::Last) {
                 Ok(logits) => logits,
-                Err(ExecError::Cancelled) => return Ok("cancelled"),
+                Err(ExecError::Cancelled) => return Ok(("cancelled", passes)),
                 Err(error) => return Err(error.into()),
             };
+            passes += 1;
             token = self.sampler.sample(logits.values)?;
         }
     }

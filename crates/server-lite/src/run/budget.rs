@@ -2,7 +2,7 @@
 
 use crate::{
     ALLOCATOR,
-    error::{AppError, Shortfall},
+    error::{AppError, Longest, Shortfall},
 };
 use plimsoll_memguard::{
     Budget as Limit, ByteSize, Ceilings, Kind, Ledger, LinuxProbe, Probe, Reservation, system_probe,
@@ -19,8 +19,11 @@ const MAX_CONTEXT_TOKENS: usize = u32::MAX as usize;
 /// Rows of the smallest chunk that prefill may be cut down to.
 const FLOOR_ROWS: usize = 64;
 
-/// Heap that a run needs beside the arena and the KV: threads' stacks and queues, the sampler, the answer's text. Measured at under half of it.
-const RUN_HEAP_BYTES: u64 = 2 << 20;
+/// Heap that a run needs beside the arena, the KV and what grows with the vocabulary: threads' stacks and queues, block tables, the answer's text.
+const RUN_HEAP_BYTES: u64 = 1 << 20;
+
+/// Per token of the vocabulary: the logits that decode starts from, and the sampler's candidates.
+const HEAP_BYTES_PER_VOCAB: u64 = 4 + 8;
 
 /// One ledger, and what is held of it for as long as the process runs.
 pub(super) struct Budget {
@@ -93,13 +96,13 @@ impl Budget {
     }
 
     /// Measures what is resident beside the weights and reserves it, with what the run's own heap will take.
-    pub(super) fn measure_overhead(&mut self, weights_bytes: u64) -> Result<(), AppError> {
+    pub(super) fn measure_overhead(&mut self, weights_bytes: u64, vocab_size: usize) -> Result<(), AppError> {
         let footprint = self.probe.as_ref().and_then(|probe| probe.sample().footprint).unwrap_or(0);
         let resident = footprint.max(ALLOCATOR.live_bytes());
         self.resident_after_load_bytes = LinuxProbe::new().memory().rss_bytes;
         self.hold(
             Kind::Overhead,
-            resident.saturating_sub(weights_bytes) + RUN_HEAP_BYTES,
+            resident.saturating_sub(weights_bytes) + RUN_HEAP_BYTES + HEAP_BYTES_PER_VOCAB * vocab_size as u64,
             "what is resident after load",
         )
     }
@@ -110,16 +113,16 @@ impl Budget {
                 self.held.push(reservation);
                 Ok(())
             }
-            Err(_) => Err(self.shortfall(what, bytes, None)),
+            Err(_) => Err(self.shortfall(what, bytes, Longest::Nothing)),
         }
     }
 
-    pub(super) fn shortfall(&self, what: &'static str, bytes: u64, max_context_tokens: Option<usize>) -> AppError {
+    pub(super) fn shortfall(&self, what: &'static str, bytes: u64, longest: Longest) -> AppError {
         AppError::DoesNotFit(Box::new(Shortfall {
             what,
             needed_bytes: self.ledger.usage().reserved_bytes().saturating_add(bytes),
             budget_bytes: self.budget_bytes().unwrap_or(u64::MAX),
-            max_context_tokens,
+            longest,
         }))
     }
 
@@ -137,7 +140,7 @@ impl Budget {
             return Err(self.shortfall(
                 "the prompt with its answer",
                 needs.total(at_least).unwrap_or(u64::MAX),
-                (longest > 0).then_some(longest),
+                if longest > 0 { Longest::Tokens(longest) } else { Longest::Nothing },
             ));
         }
         let max_tokens = needs.max_tokens.unwrap_or_else(|| {
@@ -145,13 +148,20 @@ impl Budget {
             let wanted = DEFAULT_MAX_TOKENS.min(left);
             longest_that_fits(needs.prompt_tokens + wanted, fits) - needs.prompt_tokens
         });
+        let context = needs.prompt_tokens + max_tokens;
+        if context > needs.context_length {
+            let trained = needs.context_length;
+            tracing::warn!(
+                "prompt and answer are {context} tokens, the model was trained for {trained}: expect nonsense"
+            );
+        }
         // The last token of an answer is never fed back, but its place is cheap and the arithmetic plain.
-        let context_tokens = needs.prompt_tokens + max_tokens;
+        let context_tokens = context;
         let kv_bytes = (needs.kv_bytes)(context_tokens);
-        let refused = |_| self.shortfall("the prompt with its answer", kv_bytes, None);
+        let refused = |_| self.shortfall("the prompt with its answer", kv_bytes, Longest::Unknown);
         let kv = self.ledger.reserve(Kind::Kv, kv_bytes).map_err(refused)?;
         let transient_bytes = needs.smallest_transient(context_tokens);
-        let refused = |_| self.shortfall("the smallest chunk", transient_bytes, None);
+        let refused = |_| self.shortfall("the smallest chunk", transient_bytes, Longest::Unknown);
         let transient = self.ledger.reserve(Kind::Transient, transient_bytes).map_err(refused)?;
         Ok(Admission { max_tokens, kv_bytes, transient, kv: Some(kv), context_tokens })
     }
@@ -225,11 +235,11 @@ mod tests {
     #[test]
     fn a_refusal_names_the_longest_context_that_fits() {
         let refused = |bytes, prompt, max| match budget(bytes).admit(&needs(prompt, Some(max))).map(|a| a.max_tokens) {
-            Err(AppError::DoesNotFit(shortfall)) => (shortfall.needed_bytes, shortfall.max_context_tokens),
+            Err(AppError::DoesNotFit(shortfall)) => (shortfall.needed_bytes, shortfall.longest),
             other => panic!("{other:?}"),
         };
-        assert_eq!(refused(6400 + 10 * 150, 100, 100), (6400 + 10 * 200, Some(150)));
-        assert_eq!(refused(6400, 100, 1), (6400 + 10 * 101, None));
+        assert_eq!(refused(6400 + 10 * 150, 100, 100), (6400 + 10 * 200, Longest::Tokens(150)));
+        assert_eq!(refused(6400, 100, 1), (6400 + 10 * 101, Longest::Nothing));
     }
 
     #[test]

@@ -35,11 +35,8 @@ pub(crate) fn run(args: &RunArgs, cancel: &CancelToken) -> Result<(), AppError> 
     })?;
     let settings = settings::cpu(args)?;
     trace::check_path(args)?;
-    if args.device == DeviceArg::Metal && !cfg!(feature = "metal") {
+    if args.device == DeviceArg::Metal {
         return Err(AppError::NoMetal);
-    }
-    if args.device == DeviceArg::Metal && (args.trace_hashes.is_some() || args.memory_trace.is_some()) {
-        return Err(AppError::Usage("--trace-hashes and --memory-trace need --device cpu".to_owned()));
     }
     let given = prompt::read(args)?;
 
@@ -55,19 +52,19 @@ pub(crate) fn run(args: &RunArgs, cancel: &CancelToken) -> Result<(), AppError> 
     let model = Arc::new(plan.load(&gguf, settings.threads).map_err(model_fault)?);
     // What is mapped of the file goes with it: from here on only the packed weights are resident.
     drop(gguf);
-    budget.measure_overhead(model.weights_bytes())?;
+    budget.measure_overhead(model.weights_bytes(), model.architecture().dimensions.vocab_size)?;
+    if cancel.is_cancelled() {
+        return Err(AppError::Cancelled { done: 0, total: prompt.len() });
+    }
 
     let tokenizer = text.map(|(tokenizer, _)| tokenizer);
     let job = Job { args, model: &model, prompt: &prompt, tokenizer: tokenizer.as_ref(), sampler, budget, cancel };
-    match args.device {
-        DeviceArg::Cpu if args.trace_hashes.is_some() || args.memory_trace.is_some() => {
-            let observers = Observers::new(args, prompt.len());
-            let (session, memory) = on_cpu(job, settings, observers)?;
-            session.observer().write(args, &session, memory)
-        }
-        DeviceArg::Cpu => on_cpu(job, settings, ()).map(|_| ()),
-        DeviceArg::Metal => on_metal(job),
+    if args.trace_hashes.is_none() && args.memory_trace.is_none() {
+        return on_cpu(job, settings, ()).map(|_| ());
     }
+    let observers = Observers::new(args, prompt.len());
+    let (session, memory) = on_cpu(job, settings, observers)?;
+    session.observer().write(args, &session, memory)
 }
 
 /// Tokenizer and chat template. Token ids need neither, so a file without them is then no fault.
@@ -105,21 +102,4 @@ fn on_cpu<O: StepObserver>(
     let mut session = CpuSession::new(executor, sequence, observer);
     let memory = job.answer(&mut session, admission, routes)?;
     Ok((session, memory))
-}
-
-#[cfg(feature = "metal")]
-fn on_metal(mut job: Job<'_>) -> Result<(), AppError> {
-    use plimsoll_models::{CandleExecutor, CandleSession, ExecError, Session as _};
-    let device = plimsoll_models::candle_device_metal().map_err(ExecError::from)?;
-    let executor = CandleExecutor::new(Arc::clone(job.model), device)?;
-    let f32_kv = job.model.architecture().kv_spec(plimsoll_attention::KvDtype::F32);
-    let kv_bytes = |context_tokens| f32_kv.bytes(context_tokens);
-    let mut session = CandleSession::new(executor);
-    let admission = job.admit(&kv_bytes, &|dims| session.transient_bytes(dims))?;
-    job.answer(&mut session, admission, vec!["candle-metal".to_owned()]).map(|_| ())
-}
-
-#[cfg(not(feature = "metal"))]
-fn on_metal(_: Job<'_>) -> Result<(), AppError> {
-    Err(AppError::NoMetal)
 }

@@ -4,7 +4,7 @@ use super::report::Memory;
 use crate::{cli::RunArgs, error::AppError};
 use plimsoll_memguard::{Probe, system_probe};
 use plimsoll_models::{CpuSession, HashSteps, StepEvent, StepObserver};
-use plimsoll_program::Dims;
+use plimsoll_program::{ChainId, Dims, StepBytes};
 use plotters::prelude::*;
 use std::{fmt::Write as _, fs, path::Path, sync::Arc};
 
@@ -91,12 +91,16 @@ impl Observers {
     fn rows(&self, session: &CpuSession<Self>, memory: Memory) -> Vec<Row<'_>> {
         let executor = session.executor();
         let spec = executor.model().architecture().kv_spec(executor.settings().kv_dtype);
+        let program = &executor.model().architecture().program;
         let plans: Vec<_> = self.passes.iter().map(|dims| executor.plan(dims)).collect();
+        // Samples are of the main chain's steps; a timeline holds those of nested chains too.
+        let is_main = |step: &&StepBytes| program.position(step.step).0 == ChainId::MAIN;
+        let timelines: Vec<Vec<_>> = plans.iter().map(|plan| plan.timeline.iter().filter(is_main).collect()).collect();
         let rows = self.samples.iter().map(|sample| {
             let Sample { pass, step, .. } = *sample;
             let (plan, dims) = (&plans[pass], self.passes[pass]);
             let resident = memory.weights_bytes + memory.overhead_bytes + spec.bytes(dims.kv_len);
-            let transient_bytes = plan.timeline.get(step).map_or(0, |step| step.live_bytes + step.scratch_bytes);
+            let transient_bytes = timelines[pass].get(step).map_or(0, |step| step.live_bytes + step.scratch_bytes);
             Row {
                 sample,
                 dims,

@@ -118,3 +118,20 @@ fn a_chunk_that_was_fixed_and_does_not_fit_is_refused() {
     let auto = run("16", budget_bytes).json();
     assert_eq!(auto["first_logits_sha256"], small["first_logits_sha256"]);
 }
+
+/// File pages leave the resident set once their tensor is packed, and there is no second copy of anything.
+#[test]
+#[ignore = "slow: 1 s, needs the default model"]
+fn what_is_resident_after_load_is_at_most_fifteen_percent_more_than_the_file() {
+    let model = std::env::var_os("PLIMSOLL_TEST_MODEL").expect("PLIMSOLL_TEST_MODEL names the default model's file");
+    let file_bytes = std::fs::metadata(&model).unwrap().len();
+    let folder = Folder::new();
+    let json = run_ids(&folder, model.as_ref(), &[1, 2, 3], &["--json", "-n", "0"]).json();
+    let Some(resident_bytes) = json["memory"]["resident_after_load_bytes"].as_u64() else {
+        println!("NOT RUN: this platform does not tell what is resident");
+        return;
+    };
+    let ratio = resident_bytes as f64 / file_bytes as f64;
+    println!("resident after load: {resident_bytes} bytes, {ratio:.3} times the file");
+    assert!(ratio <= 1.15, "{resident_bytes} bytes are resident, {ratio:.3} times the file");
+}

@@ -43,10 +43,9 @@ fn faults_of_the_command_line_are_one_line_with_hints() {
 }
 
 #[test]
-#[cfg(not(feature = "metal"))]
-fn a_build_without_metal_says_so() {
+fn a_device_that_is_not_supported_is_refused_with_those_that_are() {
     let error = run(["run", "--prompt", "x", "--device", "metal"]).fails(2);
-    assert!(error.contains("feature `metal`"), "{error}");
+    assert!(error.contains("--device metal") && error.contains("supported: cpu"), "{error}");
 }
 
 #[test]
