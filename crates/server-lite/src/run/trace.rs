@@ -6,15 +6,51 @@ use plimsoll_memguard::{Probe, system_probe};
 use plimsoll_models::{CpuSession, HashSteps, StepEvent, StepObserver};
 use plimsoll_program::{ChainId, Dims, StepBytes};
 use plotters::prelude::*;
-use std::{fmt::Write as _, fs, path::Path, sync::Arc};
+use std::{
+    fmt::Write as _,
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
-/// Refuses a trace file of an unknown kind before anything runs.
+/// Refuses, before anything runs, a trace file of an unknown kind, and outputs that would write over a device, a link, an input or each other.
 pub(super) fn check_path(args: &RunArgs) -> Result<(), AppError> {
     match args.memory_trace.as_deref() {
         Some(path) if Kind::of(path).is_none() => {
-            Err(AppError::Usage(format!("--memory-trace {}: the name must end in .csv or .svg", path.display())))
+            let message = format!("--memory-trace {}: the name must end in .csv or .svg", path.display());
+            return Err(AppError::Usage(message));
         }
-        _ => Ok(()),
+        _ => {}
+    }
+    let given = |path: &Option<PathBuf>| path.as_deref().and_then(|path| path.canonicalize().ok());
+    let mut taken = vec![given(&Some(PathBuf::from(&args.model))), given(&args.prompt_file), given(&args.token_ids)];
+    let outputs = [
+        ("--logits-out", &args.logits_out),
+        ("--trace-hashes", &args.trace_hashes),
+        ("--memory-trace", &args.memory_trace),
+    ];
+    for (flag, path) in outputs {
+        let Some(path) = path.as_deref() else { continue };
+        if fs::symlink_metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
+            let message = format!("{flag} {}: it exists and is no regular file", path.display());
+            return Err(AppError::Usage(message));
+        }
+        let real = real_path(path);
+        if taken.iter().flatten().any(|taken| *taken == real) {
+            let message = format!("{flag} {}: another argument names the same file", path.display());
+            return Err(AppError::Usage(message));
+        }
+        taken.push(Some(real));
+    }
+    Ok(())
+}
+
+/// The path with its folder resolved, whether the file exists or not.
+fn real_path(path: &Path) -> PathBuf {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    match (folder.canonicalize(), path.file_name()) {
+        (Ok(folder), Some(name)) => folder.join(name),
+        _ => path.to_owned(),
     }
 }
 

@@ -92,3 +92,21 @@ fn traces_that_cannot_be_written_name_the_file() {
         assert!(ran.stderr.starts_with("error: ") && ran.stderr.contains(name), "{}", ran.stderr);
     }
 }
+
+#[test]
+fn an_output_never_writes_over_an_input_another_output_or_what_is_no_file() {
+    let Some(golden) = golden("tiny-one-row") else { return };
+    let folder = Folder::new();
+    let (out, directory) = (folder.arg("out.csv"), folder.arg("directory.csv"));
+    fs::create_dir(&directory).unwrap();
+    let model = folder.file("model.csv", fs::read(&golden.model).unwrap());
+    for (more, part) in [
+        (["--logits-out", &out, "--memory-trace", &out], "another argument"),
+        (["--trace-hashes", &model, "-n", "1"], "another argument"),
+        (["--memory-trace", &directory, "-n", "1"], "no regular file"),
+    ] {
+        let error = run_ids(&folder, model.as_ref(), &golden.ids, &more).fails(2);
+        assert!(error.contains(part), "{more:?}: {error}");
+    }
+    assert_eq!(fs::read(&model).unwrap(), fs::read(&golden.model).unwrap());
+}
