@@ -68,10 +68,11 @@ impl Shards {
             };
             indexed.entry(file).or_default().push(tensor);
         }
+        // All names before any file: what an index that leads out of the folder says about its files is of no interest.
+        if let Some(name) = indexed.keys().find(|name| !is_plain_file_name(name)) {
+            return Err(FolderError::ShardName { path: index_path, name: one_line(name) });
+        }
         for (name, tensors) in indexed {
-            if !is_plain_file_name(name) {
-                return Err(FolderError::ShardName { path: index_path, name: one_line(name) });
-            }
             let path = folder.join(name);
             if !path.exists() {
                 return Err(FolderError::MissingShard { path: index_path, name: one_line(name) });
