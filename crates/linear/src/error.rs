@@ -6,7 +6,9 @@
 #[non_exhaustive]
 pub enum Error {
     /// The GGML type id names no type this crate multiplies.
-    #[error("GGML type {ggml_id} is not supported; supported ids are 0, 1, 3, 8, 12, 14 and 30")]
+    #[error(
+        "GGML type {ggml_id} is not supported; supported ids are 0, 1, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 23, 30, 39"
+    )]
     UnsupportedType { ggml_id: u32 },
     /// A weight needs at least one row and one column.
     #[error("a weight of {out_features} x {in_features} is empty")]

@@ -2,6 +2,7 @@
 
 #[cfg(feature = "candle")]
 mod candle;
+mod codebook;
 mod error;
 mod isa;
 mod kernels;

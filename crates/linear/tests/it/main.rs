@@ -6,5 +6,6 @@ mod bits;
 mod candle;
 mod cases;
 mod errors;
+mod golden;
 mod numbers;
 mod packing;
