@@ -10,6 +10,7 @@ mod layout;
 mod matmul;
 mod number;
 mod packed;
+mod quantize;
 pub mod reference;
 mod weight_type;
 
@@ -20,4 +21,5 @@ pub use isa::{Isa, Settings};
 pub use matmul::{Output, linear, scratch_bytes};
 pub use number::bf16_operand;
 pub use packed::{PackedWeight, Packer};
+pub use quantize::quantize;
 pub use weight_type::WeightType;

@@ -9,3 +9,4 @@ mod errors;
 mod golden;
 mod numbers;
 mod packing;
+mod quantize;
