@@ -251,9 +251,25 @@ fn weight_type(tensor: &TensorView<'_>) -> Result<WeightType, ModelError> {
         .map_err(|source| ModelError::Weight { tensor: tensor.name().to_owned(), source })
 }
 
-/// Types in which a matrix can be stored.
-const MATRIX_TYPES: &[GgmlType] =
-    &[GgmlType::F32, GgmlType::F16, GgmlType::Bf16, GgmlType::Q4_1, GgmlType::Q8_0, GgmlType::Q4K, GgmlType::Q6K];
+/// Types in which a matrix can be stored: those that the linear kernels multiply with.
+const MATRIX_TYPES: &[GgmlType] = &[
+    GgmlType::F32,
+    GgmlType::F16,
+    GgmlType::Bf16,
+    GgmlType::Q4_0,
+    GgmlType::Q4_1,
+    GgmlType::Q5_0,
+    GgmlType::Q5_1,
+    GgmlType::Q8_0,
+    GgmlType::Q2K,
+    GgmlType::Q3K,
+    GgmlType::Q4K,
+    GgmlType::Q5K,
+    GgmlType::Q6K,
+    GgmlType::Iq4Nl,
+    GgmlType::Iq4Xs,
+    GgmlType::Mxfp4,
+];
 
 /// Types in which a norm weight, a bias or frequency factors can be stored.
 const VECTOR_TYPES: &[GgmlType] = &[GgmlType::F32, GgmlType::F16, GgmlType::Bf16];
