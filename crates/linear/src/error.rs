@@ -1,6 +1,8 @@
-//! What packing a weight can refuse.
+//! What packing a weight or choosing an instruction set can refuse.
 
-/// Why a weight was not packed. Every number needed to see the fault is a field.
+use crate::Isa;
+
+/// Why a weight was not packed, or an instruction set not taken. Every number needed to see the fault is a field.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "field names say what they hold and in which unit")]
 #[non_exhaustive]
@@ -53,4 +55,10 @@ pub enum Error {
         "the {elements} elements from {index} on are too large for {type_name}, whose scales end at 65504; keep them in F32"
     )]
     PastF16 { type_name: &'static str, index: usize, elements: usize },
+    /// The CPU lacks an instruction set, or the system does not permit it.
+    #[error("this CPU has no {isa}, or the system does not permit it; the best it has is {best}")]
+    IsaUnavailable { isa: Isa, best: Isa },
+    /// No instruction set has this name.
+    #[error("no instruction set is called {name:?}; there are amx, avx512, avx2 and scalar")]
+    UnknownIsa { name: String },
 }

@@ -1,11 +1,16 @@
-//! AVX2, FMA and F16C. Outputs sit in lanes, so each lane does what the scalar kernel does for its output.
+//! x86-64: AVX2 with FMA and F16C here, AVX-512 and AMX in their own modules. Outputs sit in lanes, so each lane does what the scalar kernel does for its output.
 
+mod amx;
+mod avx512;
 mod dequantize;
 mod tile;
 
 use std::arch::x86_64::*;
 
-use super::{K_BLOCK, Kernel, Tile, VECTOR_ALIGN};
+pub(crate) use amx::{Amx, Micro, STEP, TILE, TILE_ELEMENTS, Tiles};
+pub(crate) use avx512::Avx512;
+
+use super::{K_BLOCK, Kernel, Tile};
 use crate::WeightType;
 use crate::layout::{self, PANEL};
 use crate::number::SMALLEST_OPERAND_BITS;
@@ -22,7 +27,12 @@ impl Avx2 {
     }
 }
 
+/// Alignment of panels and of dequantized weights, for vector loads.
+const VECTOR_ALIGN: usize = 32;
+
 impl Kernel for Avx2 {
+    const TILE_ROWS: usize = 6;
+
     fn round(self, x: &[f32], out: &mut [f32]) {
         assert_eq!(x.len(), out.len(), "lengths differ");
         // SAFETY: an `Avx2` exists only after `detect` found the instructions; the lengths are equal.
@@ -65,7 +75,7 @@ impl Kernel for Avx2 {
     }
 
     unsafe fn tile(self, tile: &Tile<'_>) {
-        tile.check();
+        tile.check(Self::TILE_ROWS);
         // SAFETY: an `Avx2` exists only after `detect` found the instructions; the operands are long enough, as just
         // checked, and the output is the caller's promise.
         unsafe {
