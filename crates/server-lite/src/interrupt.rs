@@ -9,6 +9,9 @@ use std::{
     time::Duration,
 };
 
+/// Stack of the thread that works: as large as that of a main thread.
+const STACK_BYTES: usize = 8 << 20;
+
 /// How long Ctrl-C may wait to be noticed.
 pub(crate) const POLL: Duration = Duration::from_millis(25);
 
@@ -28,7 +31,8 @@ pub(crate) fn interruptible<T: Send + 'static>(
         // Nobody waits any more after Ctrl-C.
         let _ = sender.send(work());
     };
-    let worker = thread::Builder::new().name("plimsoll-wait".to_owned()).spawn(send).map_err(AppError::Thread)?;
+    let worker = thread::Builder::new().name("plimsoll-wait".to_owned()).stack_size(STACK_BYTES);
+    let worker = worker.spawn(send).map_err(AppError::Thread)?;
     loop {
         match receiver.recv_timeout(POLL) {
             Ok(value) => return Ok(value),

@@ -12,6 +12,7 @@ use crate::{
     cli::{DeviceArg, RunArgs},
     error::AppError,
     fetch::Sources,
+    interrupt::interruptible,
 };
 use answer::Job;
 use budget::{Budget, Needs};
@@ -58,15 +59,15 @@ pub(crate) fn run(args: &RunArgs, sources: &Sources, cancel: &CancelToken) -> Re
         budget.refuse_if_too_long(&needs, &CpuProfile::of_plan(&plan, settings))?;
     }
     let encoding = prompt::reserve_encoding(&given, &budget)?;
-    let prompt = prompt::encode(given, args.raw, text.as_ref(), plan.architecture().dimensions.vocab_size)?;
+    let (raw, vocab_size) = (args.raw, plan.architecture().dimensions.vocab_size);
+    let (prompt, text) = interruptible(cancel, "tokenizing the prompt", move || {
+        prompt::encode(given, raw, text.as_ref(), vocab_size).map(|prompt| (prompt, text))
+    })??;
     drop(encoding);
-    let model = Arc::new(load(plan, &gguf, settings.threads)?.map_err(model_fault)?);
-    // What is mapped of the file goes with it: from here on only the packed weights are resident.
-    drop(gguf);
+    // What is mapped of the file ends with the load: from there on only the packed weights are resident.
+    let loaded = interruptible(cancel, "loading the weights", move || load(plan, &gguf, settings.threads))??;
+    let model = Arc::new(loaded.map_err(model_fault)?);
     budget.measure_overhead(model.weights_bytes(), model.architecture().dimensions.vocab_size)?;
-    if cancel.is_cancelled() {
-        return Err(AppError::Cancelled { done: 0, total: prompt.len() });
-    }
 
     let tokenizer = text.map(|(tokenizer, _)| tokenizer);
     let job = Job { args, model: &model, prompt: &prompt, tokenizer: tokenizer.as_ref(), sampler, budget, cancel };
