@@ -32,6 +32,7 @@ pub(crate) fn run(args: &RunArgs, cancel: &CancelToken) -> Result<(), AppError> 
         top_k: args.top_k,
         top_p: args.top_p.unwrap_or(1.0),
         seed: args.seed,
+        ..SamplerParams::default()
     })?;
     let settings = settings::cpu(args)?;
     trace::check_path(args)?;
