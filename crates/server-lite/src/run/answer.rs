@@ -164,6 +164,7 @@ impl Job<'_> {
         if max_tokens == 0 {
             return Ok(("length", passes));
         }
+        self.sampler.observe_prompt(self.prompt);
         let mut token = self.sampler.sample(&first.values)?;
         loop {
             if self.tokenizer.is_some_and(|tokenizer| tokenizer.is_end(token)) {

@@ -34,6 +34,7 @@ pub(crate) fn run(args: &RunArgs, sources: &Sources, cancel: &CancelToken) -> Re
         top_k: args.top_k,
         top_p: args.top_p.unwrap_or(1.0),
         seed: args.seed,
+        ..SamplerParams::default()
     })?;
     let settings = settings::cpu(args)?;
     outputs::check(args)?;
