@@ -36,7 +36,7 @@ pub(super) fn cpu(args: &RunArgs) -> Result<CpuSettings, AppError> {
             IsaArg::Avx2 => (plimsoll_linear::Isa::Avx2, plimsoll_attention::Isa::Avx2),
         };
         let has_attention = plimsoll_attention::Isa::available().any(|available| available == attention);
-        if !has_attention || !plimsoll_linear::Isa::available().contains(&linear) {
+        if !has_attention || !linear.is_available() {
             return Err(AppError::Usage(format!("this processor does not have {isa:?}: leave --isa out")));
         }
         (settings.linear_isa, settings.attention_isa) = (linear, attention);
