@@ -15,6 +15,7 @@ mod logits;
 mod memory;
 mod model_file;
 mod output;
+mod sampling;
 mod traces;
 mod usage;
 
