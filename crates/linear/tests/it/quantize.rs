@@ -82,8 +82,8 @@ fn q4_k_leaves_less_error_than_the_ggml_reference() {
 }
 
 /// Relative RMS errors that the documentation states.
-const Q4_K_NORMAL: f64 = 0.069_990;
-const Q4_K_HEAVY: f64 = 0.085_355;
+const Q4_K_NORMAL: f64 = 0.069_901;
+const Q4_K_HEAVY: f64 = 0.084_518;
 
 /// Values over the whole range that weights have, with some zeros.
 fn values(blocks: std::ops::Range<usize>) -> impl Strategy<Value = Vec<f32>> {
