@@ -70,11 +70,13 @@ fn check_finite(x: &[f32], first_index: usize) -> Result<(), Error> {
     if x.iter().fold(0.0, |sum, v| sum + v * 0.0) == 0.0 {
         return Ok(());
     }
-    for (i, v) in x.iter().enumerate().filter(|(_, v)| !v.is_finite()) {
-        let found = if v.is_nan() { "NaN" } else { "infinite" };
-        return Err(Error::NotFinite { index: first_index + i, found });
+    match x.iter().enumerate().find(|(_, v)| !v.is_finite()) {
+        None => Ok(()),
+        Some((i, v)) => {
+            let found = if v.is_nan() { "NaN" } else { "infinite" };
+            Err(Error::NotFinite { index: first_index + i, found })
+        }
     }
-    Ok(())
 }
 
 /// Writes a scale; its sign and its denormals stay.

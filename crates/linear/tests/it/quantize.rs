@@ -36,7 +36,7 @@ fn normal(random: &mut Random) -> f32 {
 /// Student's t with two degrees of freedom, by its inverse distribution function, times 0.02.
 fn heavy_tailed(random: &mut Random) -> f32 {
     let u = random.unit();
-    0.02 * (u * 1.414_213_5 / (1.0 - u * u).max(1e-6).sqrt())
+    0.02 * (u * std::f32::consts::SQRT_2 / (1.0 - u * u).max(1e-6).sqrt())
 }
 
 fn relative_rms_error(ty: WeightType, values: &[f32]) -> f64 {
