@@ -137,9 +137,9 @@ pub(crate) struct RunArgs {
     /// Force an attention route: `tiled` or `reference`; default: by shape.
     #[arg(long, env = "PLIMSOLL_ATTENTION", value_enum, hide = true)]
     pub(crate) attention: Option<AttentionArg>,
-    /// Force an instruction set; default: the best that this processor has.
-    #[arg(long, env = "PLIMSOLL_ISA", value_enum, hide = true)]
-    pub(crate) isa: Option<IsaArg>,
+    /// Instruction set: `amx`, `avx512`, `avx2` or `scalar`; default: the best that this processor has. The results are the same.
+    #[arg(long, alias = "isa", env = "PLIMSOLL_CPU", value_name = "SET")]
+    pub(crate) cpu: Option<plimsoll_linear::Isa>,
 
     /// Write the memory timeline, planned and measured, as .csv or .svg.
     #[arg(long, env = "PLIMSOLL_MEMORY_TRACE", value_name = "OUT")]
@@ -217,12 +217,6 @@ pub(crate) enum DeviceArg {
 pub(crate) enum AttentionArg {
     Tiled,
     Reference,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum IsaArg {
-    Scalar,
-    Avx2,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
