@@ -106,7 +106,7 @@ pub enum GgufError {
     SplitTensorCount { parts: u64, found: u64, expected: u64 },
     /// A fault in a part that is not the file that was asked for.
     #[error("in {path:?}: {source}")]
-    InPart { path: PathBuf, source: Box<GgufError> },
+    InPart { path: PathBuf, source: Box<Self> },
 
     /// No dimension, or too many.
     #[error("tensor '{name}' has {found} dimensions, expected 1 to {max}; the file is damaged: fetch it again")]
