@@ -79,8 +79,8 @@ impl ScratchPlan {
 /// Scratch bytes that [`linear`] needs for these shapes: a pure function of them and of `settings`.
 ///
 /// `parts` lists type and `out_features` of each weight. If any weight is not f32, rows of `x` rounded to bf16 take about `4 * rows *
-/// in_features` bytes, and each task takes 16 KiB. With [`Isa::Amx`] and 9 rows or more, rounded rows take about half of that, and a task
-/// 48 KiB or, if `in_features` is above 768, 32 KiB and up to 512 KiB for sums that wait.
+/// in_features` bytes, and each task takes 16 KiB. With [`Isa::Amx`] and 9 rows or more, `rows` is rounded up to 32, takes half of that, and
+/// each task takes up to 20 KiB and, if `in_features` is above 320, up to 256 KiB for sums that wait.
 pub fn scratch_bytes(rows: usize, in_features: usize, parts: &[(WeightType, usize)], settings: Settings) -> u64 {
     ScratchPlan::new(rows, in_features, parts.iter().copied(), settings).elements() as u64 * size_of::<f32>() as u64
 }
@@ -194,7 +194,7 @@ impl Call<'_> {
         let (x_tiles, rest) = scratch.split_at_mut(self.plan.tiles);
         let (padded, tasks) = rest.split_at_mut(self.plan.padded);
         let threads = self.plan.tasks;
-        let x_rows = kernels::TILE;
+        let x_rows = 2 * kernels::TILE;
         let block_elements = self.plan.tiles / self.rows().div_ceil(x_rows);
         in_shares(self.x, x_rows * self.in_features, x_tiles, block_elements, threads, |x, out| {
             amx.round_to_tiles(x, self.in_features, out);
