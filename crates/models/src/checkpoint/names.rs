@@ -49,11 +49,6 @@ impl Names {
         Self::new(prefix.unwrap_or("model."), head.unwrap_or("lm_head.weight"), overrides)
     }
 
-    /// Before `layers.<layer>.`: for tensors whose names are put together by an architecture.
-    pub(crate) fn prefix(&self) -> &str {
-        &self.prefix
-    }
-
     /// The name of `canonical` in the folder, with `{e}` where an expert's number belongs.
     ///
     /// # Panics

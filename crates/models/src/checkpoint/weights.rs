@@ -114,11 +114,6 @@ impl<'c> Weights<'c> {
         self.names.as_ref().map_or_else(|| canonical.to_owned(), |names| names.of(canonical))
     }
 
-    /// Before `layers.<layer>.` in a folder; empty for GGUF. For names that an architecture puts together itself.
-    pub(crate) fn prefix(&self) -> &str {
-        self.names.as_ref().map_or("", Names::prefix)
-    }
-
     /// Whether the source has the tensor of a constant.
     pub(crate) fn has(&self, canonical: &str) -> bool {
         self.checkpoint.find_tensor(&self.stored_name(canonical)).is_some()
@@ -174,6 +169,7 @@ impl<'c> Weights<'c> {
 
     /// As [`linear`](Self::linear) of rows of a tensor that a folder keeps in one piece with others: `stored` is its name there without
     /// `.weight`, `stored_rows` its rows, `rows` those of this constant. In a GGUF file the tensor has this name below `blk.<layer>.` too.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for architectures that fuse projections, such as phi3"))]
     pub(crate) fn linear_rows(
         &mut self,
         b: &mut ProgramBuilder,
