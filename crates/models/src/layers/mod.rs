@@ -1,4 +1,6 @@
 //! What more than one architecture needs: rope scaling and the common blocks of a decoder layer.
 
+pub(crate) mod delta_net;
 pub(crate) mod mlp;
+pub(crate) mod moe;
 pub(crate) mod rope;
