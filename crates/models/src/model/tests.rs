@@ -1,6 +1,7 @@
 use super::*;
+use crate::checkpoint::StoredType;
 use crate::{
-    gguf::GgufError,
+    gguf::{GgmlType, GgufError},
     testing::{
         Setting::{Bool, Text},
         TinyLlama, VOCAB,
@@ -82,15 +83,12 @@ fn a_tensor_that_the_program_would_ignore_is_named() {
 #[test]
 fn a_missing_tensor_is_named_with_its_neighbours() {
     match fault(&TinyLlama::new().without_tensor("blk.1.ffn_up.weight")) {
-        ModelError::Gguf(GgufError::MissingTensor { name, similar }) => {
+        ModelError::MissingTensor { tensor: name, similar } => {
             assert_eq!((&*name, &*similar[0]), ("blk.1.ffn_up.weight", "blk.0.ffn_up.weight"));
         }
         other => panic!("{other}"),
     }
-    assert!(matches!(
-        fault(&TinyLlama::new().without_tensor("token_embd.weight")),
-        ModelError::Gguf(GgufError::MissingTensor { .. })
-    ));
+    assert!(matches!(fault(&TinyLlama::new().without_tensor("token_embd.weight")), ModelError::MissingTensor { .. }));
 }
 
 #[test]
@@ -102,7 +100,7 @@ fn a_wrong_shape_is_named_with_expected_and_found() {
         ("token_embd.weight", &[VOCAB], &[VOCAB, 16]),
     ] {
         match fault(&TinyLlama::new().tensor(name, found)) {
-            ModelError::Gguf(GgufError::WrongShape { name: n, expected: e, found: f }) => {
+            ModelError::WrongShape { tensor: n, expected: e, found: f } => {
                 assert_eq!((&*n, &e[..], &f[..]), (name, expected, found));
             }
             other => panic!("{name}: {other}"),
@@ -113,21 +111,21 @@ fn a_wrong_shape_is_named_with_expected_and_found() {
 #[test]
 fn a_type_that_no_kernel_runs_is_named_with_those_that_are() {
     match fault(&TinyLlama::new().typed("blk.0.attn_q.weight", &[16, 16], GgmlType::F64)) {
-        ModelError::Gguf(GgufError::UnsupportedType { name, found, supported }) => {
-            assert_eq!((&*name, found), ("blk.0.attn_q.weight", GgmlType::F64));
-            assert!(supported.contains(&GgmlType::Q4_1), "{supported:?}");
+        ModelError::TensorType { tensor, found, supported } => {
+            assert_eq!((&*tensor, found), ("blk.0.attn_q.weight", StoredType::Ggml(GgmlType::F64)));
+            assert!(supported.contains("Q4_1"), "{supported}");
         }
         other => panic!("{other}"),
     }
     // A norm weight is a vector: no block format.
     let error = fault(&TinyLlama::new().typed("blk.0.attn_norm.weight", &[16], GgmlType::I32));
-    assert!(matches!(error, ModelError::Gguf(GgufError::UnsupportedType { .. })), "{error}");
+    assert!(matches!(error, ModelError::TensorType { .. }), "{error}");
 }
 
 #[test]
 fn an_unknown_architecture_names_those_known() {
     let error = fault(&TinyLlama::new().with_full("general.architecture", Text("mamba")));
-    assert_eq!(error.to_string(), "architecture \"mamba\" is not known; known: llama");
+    assert_eq!(error.to_string(), "architecture \"mamba\" is not known; known: llama, gemma3, qwen2, qwen3");
     let error = fault(&TinyLlama::new().with_full("general.architecture", Bool(true)));
     assert!(matches!(error, ModelError::Gguf(GgufError::WrongMetadataType { .. })), "{error}");
 }

@@ -15,9 +15,8 @@ use crate::{
 use answer::Job;
 use budget::Budget;
 use plimsoll_models::{
-    CpuExecutor, CpuSession, LoadPlan, StepObserver,
+    Checkpoint, CpuExecutor, CpuSession, LoadPlan, StepObserver,
     chat::ChatTemplate,
-    gguf::Gguf,
     sampler::{Sampler, SamplerParams},
     tokenizer::Tokenizer,
 };
@@ -42,16 +41,16 @@ pub(crate) fn run(args: &RunArgs, cancel: &CancelToken) -> Result<(), AppError> 
 
     let path = fetch::resolve(&args.model, args.cache.cache_dir.as_deref(), args.json)?;
     let model_fault = |source| AppError::Model { path: path.clone(), source: Box::new(source) };
-    let gguf = Gguf::open(&path).map_err(|source| model_fault(source.into()))?;
-    let plan = LoadPlan::new(&gguf).map_err(model_fault)?;
+    let checkpoint = Checkpoint::open(&path).map_err(model_fault)?;
+    let plan = LoadPlan::new(&checkpoint).map_err(model_fault)?;
     let mut budget = Budget::new(args.memory_budget);
     budget.reserve_weights(plan.weights_bytes())?;
 
-    let text = load_text(&gguf, args, &path)?;
+    let text = load_text(&checkpoint, args, &path)?;
     let prompt = prompt::encode(given, args.raw, text.as_ref(), plan.architecture().dimensions.vocab_size)?;
-    let model = Arc::new(plan.load(&gguf, settings.threads).map_err(model_fault)?);
-    // What is mapped of the file goes with it: from here on only the packed weights are resident.
-    drop(gguf);
+    let model = Arc::new(plan.load(&checkpoint, settings.threads).map_err(model_fault)?);
+    // What is mapped of its files goes with it: from here on only the packed weights are resident.
+    drop(checkpoint);
     budget.measure_overhead(model.weights_bytes(), model.architecture().dimensions.vocab_size)?;
     if cancel.is_cancelled() {
         return Err(AppError::Cancelled { done: 0, total: prompt.len() });
@@ -67,9 +66,21 @@ pub(crate) fn run(args: &RunArgs, cancel: &CancelToken) -> Result<(), AppError> 
     session.observer().write(args, &session, memory)
 }
 
-/// Tokenizer and chat template. Token ids need neither, so a file without them is then no fault.
-fn load_text(gguf: &Gguf, args: &RunArgs, path: &Path) -> Result<Option<(Tokenizer, Option<ChatTemplate>)>, AppError> {
+/// Tokenizer and chat template. Token ids need neither, so a model without them is then no fault.
+fn load_text(
+    checkpoint: &Checkpoint,
+    args: &RunArgs,
+    path: &Path,
+) -> Result<Option<(Tokenizer, Option<ChatTemplate>)>, AppError> {
     let fault = |source| AppError::Text { path: path.to_owned(), source: Box::new(source) };
+    let gguf = match checkpoint {
+        Checkpoint::Gguf(gguf) => gguf,
+        Checkpoint::Folder(_) if args.token_ids.is_some() => return Ok(None),
+        Checkpoint::Folder(_) => {
+            let message = "the tokenizer of a model folder is not read by this version: give --token-ids";
+            return Err(AppError::Usage(message.to_owned()));
+        }
+    };
     let tokenizer = match Tokenizer::from_gguf(gguf) {
         Ok(tokenizer) => tokenizer,
         Err(error) if args.token_ids.is_some() => {
