@@ -3,6 +3,7 @@
 use super::{
     attention::{AttentionParts, AttentionSpec, AttentionWeights, attention},
     mlp::{MlpWeights, gated_mlp},
+    moe::{MoeWeights, config::MoeConfig, moe},
     rope::Rope,
 };
 use crate::{
@@ -118,6 +119,12 @@ impl<'c> Decoder<'c> {
         let (hidden, ffn) = (self.sizes.hidden_size, self.sizes.intermediate_size);
         let w = MlpWeights::declare(&mut self.b, &mut self.weights, layer, [hidden, ffn], bias);
         gated_mlp(&mut self.b, x, &w, activation)
+    }
+
+    /// Declares and records a feed-forward block of experts. `x`: `[rows, hidden_size]`, same shape out.
+    pub(crate) fn experts(&mut self, layer: usize, x: Slot, cfg: &MoeConfig, activation: Activation) -> Slot {
+        let w = MoeWeights::declare(&mut self.b, &mut self.weights, layer, self.sizes.hidden_size, cfg);
+        moe(&mut self.b, x, &w, cfg.route(), activation)
     }
 
     /// Records the RMS norm `blk.<layer>.<part>.weight` of the hidden size. Same shape out, in memory of its own.

@@ -1,6 +1,13 @@
 //! Mixture of experts: a router chooses gated units for each row (Shazeer et al. 2017, arXiv:1701.06538), perhaps beside one that all rows share.
 
+pub(crate) mod config;
+
+use self::config::MoeConfig;
 use super::mlp::{MlpWeights, gated_mlp};
+use crate::checkpoint::{
+    source::{Part, Rows, Source},
+    weights::{Bias, Dialect, Weights},
+};
 use plimsoll_program::{Activation, ProgramBuilder, RouteSpec, Slot, Unary};
 
 /// Weights of one block of experts.
@@ -24,6 +31,42 @@ pub(crate) struct SharedExpert {
     pub(crate) mlp: MlpWeights,
     /// `[1, hidden_size]`: its result is multiplied by the sigmoid of this product.
     pub(crate) gate: Option<Slot>,
+}
+
+impl MoeWeights {
+    /// Declares the block of `layer` under GGUF's names.
+    pub(crate) fn declare(
+        b: &mut ProgramBuilder,
+        w: &mut Weights<'_>,
+        layer: usize,
+        hidden_size: usize,
+        cfg: &MoeConfig,
+    ) -> Self {
+        let name = |part: &str| format!("blk.{layer}.{part}");
+        let (experts, width) = (cfg.num_experts, cfg.moe_intermediate_size);
+        let router = w.kept_matrix(b, &name("ffn_gate_inp.weight"), [experts, hidden_size]);
+        let gate = w.experts(b, &name("ffn_gate_exps.weight"), [experts, width, hidden_size]);
+        let up = w.experts(b, &name("ffn_up_exps.weight"), [experts, width, hidden_size]);
+        let down = w.experts(b, &name("ffn_down_exps.weight"), [experts, hidden_size, width]);
+        let shared = cfg.shared_expert_intermediate_size.map(|width| {
+            let mut linear = |part: &str, shape| w.linear(b, &name(part), shape, Bias::No);
+            let mlp = MlpWeights {
+                gate: linear("ffn_gate_shexp", [width, hidden_size]),
+                up: linear("ffn_up_shexp", [width, hidden_size]),
+                down: linear("ffn_down_shexp", [hidden_size, width]),
+            };
+            // One row; GGUF files have it as a vector.
+            let canonical = name("ffn_gate_inp_shexp.weight");
+            let shape = match w.dialect() {
+                Dialect::Gguf => vec![hidden_size],
+                Dialect::HuggingFace => vec![1, hidden_size],
+            };
+            let part = Part { tensor: w.stored_name(&canonical), shape, rows: Rows::All };
+            let gate = w.declare(b, &canonical, &[1, hidden_size], Source::of(vec![part]).kept());
+            SharedExpert { mlp, gate: Some(gate) }
+        });
+        Self { router, gate, up, down, shared }
+    }
 }
 
 /// Records the block; `x`: `[rows, hidden_size]`, same shape out.
