@@ -11,6 +11,8 @@ from gguf import GGMLQuantizationType as Q
 from llama_gguf import ALIGNMENT, add_tokenizer
 
 ARCH = {
+    # The real twin of a llama is `llama_gguf`'s. Without biases this one computes the same, and needs no permuted rows.
+    "llama": "qwen2",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "gemma3_text": "gemma3",
@@ -204,6 +206,8 @@ def _extend(w: gguf.GGUFWriter, config, arch: str) -> None:
 
 def _expressible(config, state: dict[str, np.ndarray]) -> bool:
     """Whether llama.cpp's keys say all that the config says."""
+    if config.model_type == "llama":
+        return False
     if config.model_type == "gemma3_text":
         return config.query_pre_attn_scalar == config.head_dim
     if config.model_type in ("qwen3_moe", "qwen3_next"):

@@ -146,7 +146,7 @@ CASES = [
     Case("tiny-qwen3_moe-fused", "qwen3_moe", 2, 7, shape(22, 30, 2, 2, 1, 109, head_dim=12, norm_topk_prob=True, tie_word_embeddings=True, rope_parameters=rope()) | experts(24, 5, 10), experts="fused"),
     Case("tiny-qwen3_moe-old", "qwen3_moe", 3, 130, shape(30, 38, 4, 3, 3, 127, norm_topk_prob=False, decoder_sparse_step=2, mlp_only_layers=[3], rope_parameters=rope(1e6)) | experts(7, 3, 18), dialect="old", files="folder"),
     Case("tiny-qwen3_moe-q8_0", "qwen3_moe", 18, 65, shape(64, 64, 1, 3, 1, 160, head_dim=32, norm_topk_prob=True, rope_parameters=rope()) | experts(6, 2, 32), weights=Q.Q8_0, files="gguf"),
-    Case("tiny-qwen3_next", "qwen3_next", 1, 313, shape(30, 36, 4, 3, 1, 131, head_dim=24, rope_parameters=rope(partial_rotary_factor=0.25)) | delta(2, 4, 10, 10, 4, 4, 4) | experts(8, 3, 10, shared_expert_intermediate_size=14)),
+    Case("tiny-qwen3_next", "qwen3_next", 3, 313, shape(30, 36, 4, 3, 1, 131, head_dim=24, rope_parameters=rope(partial_rotary_factor=0.25)) | delta(2, 4, 10, 10, 4, 4, 4) | experts(8, 3, 10, shared_expert_intermediate_size=14)),
     Case("tiny-qwen3_next-old", "qwen3_next", 1, 200, shape(36, 44, 4, 2, 2, 127, head_dim=20, tie_word_embeddings=True, rope_parameters=rope(1e7, partial_rotary_factor=0.5)) | delta(2, 6, 6, 9, 3, 2, 4) | experts(0, 0, 8), dialect="old", files="folder"),
     Case("tiny-qwen3_next-fused", "qwen3_next", 4, 70, shape(30, 34, 3, 3, 1, 113, head_dim=16, norm_topk_prob=False, mlp_only_layers=[1], rope_parameters=rope(partial_rotary_factor=0.25)) | delta(3, 3, 12, 8, 4, 3, 3) | experts(9, 4, 8, shared_expert_intermediate_size=6), experts="fused", files="folder"),
     Case("tiny-qwen3_5", "qwen3_5", 1, 313, shape(36, 48, 4, 3, 1, 131, head_dim=24, tie_word_embeddings=True, rope_parameters=rope(partial_rotary_factor=0.25, mrope_section=[1, 1, 1], mrope_interleaved=True)) | delta(2, 6, 8, 8, 4, 4, 4)),
@@ -154,9 +154,9 @@ CASES = [
     Case("tiny-qwen3_5_moe", "qwen3_5_moe", 1, 130, shape(30, None, 4, 3, 1, 121, head_dim=16, rope_parameters=rope(partial_rotary_factor=0.25)) | delta(2, 4, 8, 8, 4, 4, 4) | experts(7, 3, 10, shared_expert_intermediate_size=12)),
     Case("tiny-qwen3_5_moe-fused", "qwen3_5_moe", 3, 5, shape(26, None, 2, 2, 1, 109, head_dim=12, tie_word_embeddings=True, rope_parameters=rope(partial_rotary_factor=0.5)) | delta(1, 3, 6, 10, 2, 2, 2) | experts(20, 4, 8, shared_expert_intermediate_size=10), experts="fused", files="folder"),
     Case("tiny-llama", "llama", 4, 130, shape(42, 50, 2, 3, 1, 131, rope_parameters=rope(5e5)), files="folder"),
-    Case("tiny-llama-old", "llama", 1, 200, shape(40, 54, 2, 5, 5, 127, tie_word_embeddings=True, rope_parameters=rope(kind="linear", factor=4.0)), dialect="old", files="folder"),
-    Case("tiny-olmo2", "olmo2", 1, 130, shape(42, 50, 2, 3, 1, 127, rope_parameters=rope(5e5), pad_token_id=None)),
-    Case("tiny-phi3", "phi3", 1, 130, shape(60, 44, 2, 3, 1, 113, rope_parameters=rope(partial_rotary_factor=0.5), pad_token_id=None)),
+    Case("tiny-llama-old", "llama", 8, 200, shape(40, 54, 2, 5, 5, 127, tie_word_embeddings=True, rope_parameters=rope(kind="linear", factor=4.0)), dialect="old", files="folder"),
+    Case("tiny-olmo2", "olmo2", 7, 130, shape(42, 50, 2, 3, 1, 127, rope_parameters=rope(5e5), pad_token_id=None)),
+    Case("tiny-phi3", "phi3", 2, 130, shape(60, 44, 2, 3, 1, 113, rope_parameters=rope(partial_rotary_factor=0.5), pad_token_id=None)),
 ]
 
 
