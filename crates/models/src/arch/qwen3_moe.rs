@@ -87,7 +87,7 @@ fn record(cfg: &Config, weights: Weights<'_>) -> Result<Recorded, ModelError> {
         x = d.b.add_assign(x, h);
         let h = d.norm(layer, "ffn_norm", x);
         let h = match cfg.moe.as_ref().filter(|_| cfg.sparse.contains(layer, &d.weights)) {
-            Some(moe) => d.experts(layer, h, moe, Activation::Silu),
+            Some(moe) => d.experts(layer, h, moe, Activation::Silu)?,
             None => {
                 cfg.sizes.require_intermediate("intermediate_size".to_owned())?;
                 d.dense_mlp(layer, h, Activation::Silu, Bias::No)

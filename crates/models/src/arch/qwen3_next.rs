@@ -6,7 +6,7 @@
 use super::{
     LayerState, Recorded, Sizes,
     registry::Entry,
-    sizes::{Defaults, usual_scale},
+    sizes::{Defaults, MAX_HEAD_DIM, at_most, divides, usual_scale},
 };
 use crate::{
     checkpoint::{
@@ -53,6 +53,11 @@ pub(super) const NAMES: &[(&str, &str)] = &[
 /// Width of an attention head where `config.json` does not say, as the class in `transformers` has it.
 const HEAD_DIM: usize = 256;
 
+/// Most heads and widest head of a delta net, and most taps of its convolution: far beyond any model's, and small enough that no product of
+/// them overflows.
+const MAX_HEADS: usize = 1 << 16;
+const MAX_TAPS: usize = 1 << 10;
+
 /// Hyperparameters of a decoder with gated delta nets.
 pub(super) struct Config {
     pub(super) sizes: Sizes,
@@ -93,22 +98,19 @@ impl Config {
         // Sections of the rotation are of images: with text alone, all positions of a token are the same.
         keys.skip(&["rope.dimension_sections"]);
         let rope = Rope::from_keys(keys, sizes.head_dim, sizes.max_position_embeddings, 10_000.0)?;
-        let (key_heads, value_heads) = (keys.size("ssm.group_count")?, keys.size("ssm.time_step_rank")?);
+        let bounded = |key: &str, most: usize| at_most(&keys.name(key), keys.size(key)?, most);
+        let key_heads = bounded("ssm.group_count", MAX_HEADS)?;
+        let value_heads = bounded("ssm.time_step_rank", MAX_HEADS)?;
         let value_width = keys.size("ssm.inner_size")?;
         let order = if projections == Projections::Apart { HeadOrder::Tiled } else { HeadOrder::Grouped };
-        super::sizes::divides(&keys.name("ssm.time_step_rank"), value_heads, &keys.name("ssm.group_count"), key_heads)?;
-        super::sizes::divides(
-            &keys.name("ssm.inner_size"),
-            value_width,
-            &keys.name("ssm.time_step_rank"),
-            value_heads,
-        )?;
+        divides(&keys.name("ssm.time_step_rank"), value_heads, &keys.name("ssm.group_count"), key_heads)?;
+        divides(&keys.name("ssm.inner_size"), value_width, &keys.name("ssm.time_step_rank"), value_heads)?;
         let delta = DeltaNetShape {
             key_heads,
-            key_head_dim: keys.size("ssm.state_size")?,
+            key_head_dim: bounded("ssm.state_size", MAX_HEAD_DIM)?,
             value_heads,
-            value_head_dim: value_width / value_heads,
-            kernel: keys.size("ssm.conv_kernel")?,
+            value_head_dim: at_most(&keys.name("ssm.inner_size"), value_width / value_heads, MAX_HEAD_DIM)?,
+            kernel: bounded("ssm.conv_kernel", MAX_TAPS)?,
             order,
         };
         let interval = keys.find_size("full_attention_interval")?.unwrap_or(4);
@@ -137,20 +139,18 @@ impl Config {
         let defaults =
             RopeDefaults { partial: 0.25, ..RopeDefaults::usual(sizes.head_dim, sizes.max_position_embeddings) };
         let rope = Rope::from_fields(fields, &defaults)?;
-        let size = |key: &str, default: usize| Ok::<_, ModelError>(fields.find_size(key)?.unwrap_or(default));
-        let (key_heads, value_heads) = (size("linear_num_key_heads", 16)?, size("linear_num_value_heads", 32)?);
-        super::sizes::divides(
-            &fields.name("linear_num_value_heads"),
-            value_heads,
-            &fields.name("linear_num_key_heads"),
-            key_heads,
-        )?;
+        let size = |key: &str, default: usize, most: usize| {
+            at_most(&fields.name(key), fields.find_size(key)?.unwrap_or(default), most)
+        };
+        let key_heads = size("linear_num_key_heads", 16, MAX_HEADS)?;
+        let value_heads = size("linear_num_value_heads", 32, MAX_HEADS)?;
+        divides(&fields.name("linear_num_value_heads"), value_heads, &fields.name("linear_num_key_heads"), key_heads)?;
         let delta = DeltaNetShape {
             key_heads,
-            key_head_dim: size("linear_key_head_dim", 128)?,
+            key_head_dim: size("linear_key_head_dim", 128, MAX_HEAD_DIM)?,
             value_heads,
-            value_head_dim: size("linear_value_head_dim", 128)?,
-            kernel: size("linear_conv_kernel_dim", 4)?,
+            value_head_dim: size("linear_value_head_dim", 128, MAX_HEAD_DIM)?,
+            kernel: size("linear_conv_kernel_dim", 4, MAX_TAPS)?,
             order: HeadOrder::Grouped,
         };
         let attends = attends(fields, sizes.num_hidden_layers)?;
@@ -217,7 +217,7 @@ pub(super) fn record(cfg: &Config, weights: Weights<'_>) -> Result<Recorded, Mod
         x = d.b.add_assign(x, h);
         let h = d.norm(layer, "post_attention_norm", x);
         let h = match cfg.moe.as_ref().filter(|_| cfg.sparse.contains(layer, &d.weights)) {
-            Some(moe) => d.experts(layer, h, moe, Activation::Silu),
+            Some(moe) => d.experts(layer, h, moe, Activation::Silu)?,
             None => {
                 cfg.sizes.require_intermediate("intermediate_size".to_owned())?;
                 d.dense_mlp(layer, h, Activation::Silu, Bias::No)
@@ -308,3 +308,6 @@ fn recurrent_layer(d: &mut Decoder<'_>, cfg: &Config, layer: usize, x: Slot, [q_
     let inputs = DeltaNetInputs { qkv: made[0], z: made[1], a: made[2], b: made[3] };
     delta_net(b, inputs, &weights, shape, cfg.sizes.rms_norm_eps, layer)
 }
+
+#[cfg(test)]
+mod tests;

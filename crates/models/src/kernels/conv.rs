@@ -2,20 +2,29 @@
 
 use super::for_rows;
 
+/// What a convolution multiplies by.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Taps<'a> {
+    /// `[channels, kernel]`.
+    pub(crate) weight: &'a [f32],
+    /// `[channels]`.
+    pub(crate) bias: Option<&'a [f32]>,
+    pub(crate) channels: usize,
+}
+
 /// `out[t, c] = sum over j of weight[c, j] * x[t - (kernel - 1) + j, c]` in ascending `j`, plus `bias[c]` at the end; products and sums are
 /// rounded one by one. Rows before the first are those of `before`.
 ///
-/// `x`, `out`: `[rows, channels]`; `weight`: `[channels, kernel]`; `before`, `after`: `[kernel - 1, channels]`, oldest row first.
+/// `x`, `out`: `[rows, channels]`; `before`, `after`: `[kernel - 1, channels]`, oldest row first.
 pub(crate) fn causal_conv(
     x: &[f32],
-    weight: &[f32],
-    bias: Option<&[f32]>,
-    channels: usize,
+    taps_of: &Taps<'_>,
     before: &[f32],
     after: &mut [f32],
     out: &mut [f32],
     threads: usize,
 ) {
+    let Taps { weight, bias, channels } = *taps_of;
     let history = before.len();
     for_rows(out, channels, threads, |first, out| {
         for (index, out) in out.chunks_exact_mut(channels).enumerate() {
@@ -103,8 +112,9 @@ mod tests {
             let (mut middle, mut end) = (vec![f32::NAN; history], vec![f32::NAN; history]);
             let mut out = vec![f32::NAN; rows * channels];
             let (head, tail) = out.split_at_mut(cut * channels);
-            causal_conv(&x[..cut * channels], &weight, bias, channels, &start, &mut middle, head, 1);
-            causal_conv(&x[cut * channels..], &weight, bias, channels, &middle, &mut end, tail, threads);
+            let weights = Taps { weight: &weight, bias, channels };
+            causal_conv(&x[..cut * channels], &weights, &start, &mut middle, head, 1);
+            causal_conv(&x[cut * channels..], &weights, &middle, &mut end, tail, threads);
             prop_assert_eq!(bits(&out), bits(&want));
             prop_assert_eq!(bits(&end), bits(&all[all.len() - history..]));
         }

@@ -60,8 +60,7 @@ impl DeltaShape {
 pub(crate) fn gated_delta(
     shape: &DeltaShape,
     rows: DeltaRows<'_>,
-    before: &[f32],
-    after: &mut [f32],
+    (before, after): (&[f32], &mut [f32]),
     out: &mut [f32],
     scratch: &mut [f32],
     isa: Isa,
@@ -244,7 +243,7 @@ mod tests {
                 let mut after = vec![f32::NAN; state.len()];
                 let mut out = vec![f32::NAN; rows.v.len()];
                 let mut scratch = vec![f32::NAN; usize::try_from(shape.scratch_bytes(threads)).unwrap() / 4];
-                gated_delta(shape, rows, &state, &mut after, &mut out, &mut scratch, isa, threads);
+                gated_delta(shape, rows, (&state, &mut after), &mut out, &mut scratch, isa, threads);
                 all.extend(out);
                 state = after;
             }

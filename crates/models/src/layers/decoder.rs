@@ -122,9 +122,21 @@ impl<'c> Decoder<'c> {
     }
 
     /// Declares and records a feed-forward block of experts. `x`: `[rows, hidden_size]`, same shape out.
-    pub(crate) fn experts(&mut self, layer: usize, x: Slot, cfg: &MoeConfig, activation: Activation) -> Slot {
-        let w = MoeWeights::declare(&mut self.b, &mut self.weights, layer, self.sizes.hidden_size, cfg);
-        moe(&mut self.b, x, &w, cfg.route(), activation)
+    ///
+    /// # Errors
+    /// [`ModelError`] if the router is missing or has another shape: before as many matrices are looked for as the settings say.
+    pub(crate) fn experts(
+        &mut self,
+        layer: usize,
+        x: Slot,
+        cfg: &MoeConfig,
+        activation: Activation,
+    ) -> Result<Slot, ModelError> {
+        let hidden_size = self.sizes.hidden_size;
+        let router = self.weights.stored_name(&format!("blk.{layer}.ffn_gate_inp.weight"));
+        self.weights.checkpoint().tensor(&router)?.expect_shape(&[cfg.num_experts, hidden_size])?;
+        let w = MoeWeights::declare(&mut self.b, &mut self.weights, layer, hidden_size, cfg);
+        Ok(moe(&mut self.b, x, &w, cfg.route(), activation))
     }
 
     /// Records the RMS norm `blk.<layer>.<part>.weight` of the hidden size. Same shape out, in memory of its own.

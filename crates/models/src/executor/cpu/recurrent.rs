@@ -4,7 +4,7 @@ use super::Running;
 use crate::{
     executor::{cost::delta_shape, observer::StepObserver, pass::ExecError},
     kernels::{
-        conv,
+        conv::{self, Taps},
         delta::{self, DeltaRows},
     },
 };
@@ -31,6 +31,7 @@ impl<O: StepObserver> Running<'_, '_, O> {
         let (channels, part) = (self.program.slot(x).extent.width(), self.state_part(state));
         let weight = Self::vector(self.model, weight);
         let bias = bias.map(|bias| Self::vector(self.model, bias));
+        let taps = Taps { weight, bias, channels };
         let ([x], [out]) = self.arena.borrow([self.range(x)], [self.range(out)]);
         let (x, out) = (cast_slice::<u8, f32>(x), cast_slice_mut::<u8, f32>(out));
         let mut row = 0;
@@ -41,7 +42,7 @@ impl<O: StepObserver> Running<'_, '_, O> {
             let StateStep { before, after } = segment.sequence.advance(layer, segment.start, rows).map_err(fault)?;
             let (before, after) = (&before[part.clone()], &mut after[part.clone()]);
             let (x, out) = (&x[of.clone()], &mut out[of]);
-            conv::causal_conv(x, weight, bias, channels, before, after, out, self.settings.threads);
+            conv::causal_conv(x, &taps, before, after, out, self.settings.threads);
             row += rows;
         }
         Ok(())
@@ -78,7 +79,7 @@ impl<O: StepObserver> Running<'_, '_, O> {
                 decay: &decay[of(shape.value_heads)],
                 beta: &beta[of(shape.value_heads)],
             };
-            delta::gated_delta(&shape, values, before, after, &mut out[of(width)], scratch, isa, threads);
+            delta::gated_delta(&shape, values, (before, after), &mut out[of(width)], scratch, isa, threads);
             row += rows;
         }
         Ok(())

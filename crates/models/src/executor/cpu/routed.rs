@@ -24,7 +24,8 @@ impl<O: StepObserver> Running<'_, '_, O> {
         let (isa, threads) = (self.settings.attention_isa, self.settings.threads);
         let ([logits], [ids, weights, scratch]) = self.arena.borrow([self.range(logits)], writes);
         let (logits, scratch) = (cast_slice(logits), cast_slice_mut(scratch));
-        experts::top_k(logits, experts, spec, cast_slice_mut(ids), cast_slice_mut(weights), scratch, isa, threads);
+        let chosen = (cast_slice_mut(ids), cast_slice_mut(weights));
+        experts::top_k(logits, experts, spec, chosen, scratch, isa, threads);
     }
 
     pub(super) fn expert_linear(&mut self, step: &Step, x: Slot, ids: Slot, weight: Slot, out: Slot) {
