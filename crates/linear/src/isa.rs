@@ -1,6 +1,6 @@
 //! Instruction sets and the settings of a call.
 
-use crate::kernels;
+use crate::{Error, kernels};
 
 /// An instruction set a kernel is written for. All of them give the same bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -10,32 +10,69 @@ pub enum Isa {
     Scalar,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
+    /// x86-64 with AVX-512 F, BW and VL.
+    Avx512,
+    /// x86-64 with AMX tiles for products in bf16, permitted by the system, and AVX-512 with bf16 for the rest.
+    Amx,
 }
 
 impl Isa {
-    /// The fastest instruction set of this CPU.
+    /// Every instruction set, fastest first.
+    pub const ALL: [Self; 4] = [Self::Amx, Self::Avx512, Self::Avx2, Self::Scalar];
+
+    /// The fastest instruction set of this CPU. The first call on a CPU with AMX asks the system for permission to use it.
     pub fn detect() -> Self {
-        if kernels::avx2_available() { Self::Avx2 } else { Self::Scalar }
+        Self::available().next().unwrap_or(Self::Scalar)
     }
 
     /// Every instruction set of this CPU, fastest first.
-    pub fn available() -> &'static [Self] {
-        if kernels::avx2_available() { &[Self::Avx2, Self::Scalar] } else { &[Self::Scalar] }
+    pub fn available() -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().filter(|isa| isa.is_available())
     }
 
-    /// Short name for logs: `"scalar"` or `"avx2"`.
+    /// Whether this CPU has the instruction set, and the system lets it be used.
+    pub fn is_available(self) -> bool {
+        kernels::is_available(self)
+    }
+
+    /// `self`, if this CPU has it.
+    ///
+    /// # Errors
+    /// [`Error::IsaUnavailable`] otherwise.
+    pub fn require(self) -> Result<Self, Error> {
+        if self.is_available() { Ok(self) } else { Err(Error::IsaUnavailable { isa: self, best: Self::detect() }) }
+    }
+
+    /// Short name for logs and settings: `"scalar"`, `"avx2"`, `"avx512"` or `"amx"`. [`str::parse`] reads it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Scalar => "scalar",
             Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
+            Self::Amx => "amx",
         }
+    }
+}
+
+impl std::fmt::Display for Isa {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl std::str::FromStr for Isa {
+    type Err = Error;
+
+    /// Reads [`Isa::name`], whether this CPU has the instruction set or not.
+    fn from_str(name: &str) -> Result<Self, Error> {
+        Self::ALL.into_iter().find(|isa| isa.name() == name).ok_or_else(|| Error::UnknownIsa { name: name.to_owned() })
     }
 }
 
 /// How a call runs. Settings change speed and scratch size, never a bit of the result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
-    /// Instruction set. One that this CPU lacks falls back to [`Isa::Scalar`].
+    /// Instruction set, one that this CPU has: [`Isa::require`] checks it.
     pub isa: Isa,
     /// Tasks that share the work, on the caller's current rayon pool. 0 counts as 1; 1 runs inline.
     pub threads: usize,

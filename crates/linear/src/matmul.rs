@@ -1,8 +1,8 @@
 //! The product: checks, scratch, rounding of `x`.
 
-use crate::kernels::{K_BLOCK, Kernel, Operand, Part, Product, Scalar};
+use crate::kernels::{self, K_BLOCK, Kernel, Operand, Part, Product, Scalar};
 use crate::layout::PANEL;
-use crate::{PackedWeight, Settings, WeightType};
+use crate::{Isa, PackedWeight, Settings, WeightType};
 
 /// Required alignment of scratch.
 const SCRATCH_ALIGN: usize = 64;
@@ -22,7 +22,7 @@ pub struct Output<'a> {
     pub out: &'a mut [f32],
 }
 
-/// How the scratch of a call is cut.
+/// How the scratch of a call is cut: what all tasks read comes first, then a slice for each task.
 #[derive(Debug, Clone, Copy)]
 struct ScratchPlan {
     /// Elements between rounded rows of `x`: a multiple of 16, and never of 1,024, so rows fall into different cache sets.
@@ -31,38 +31,58 @@ struct ScratchPlan {
     rounded: usize,
     /// Elements of `x` copied as they are; f32 parts need a copy only to pad an odd `k`.
     padded: usize,
-    /// Elements for dequantized weights, all tasks together.
-    weights: usize,
+    /// Elements of `x` as tiles of bf16, two to an element; then `rounded` is 0.
+    tiles: usize,
+    /// Elements of one task's slice, for dequantized weights and waiting sums.
+    task: usize,
+    tasks: usize,
 }
 
 impl ScratchPlan {
-    fn new(rows: usize, in_features: usize, types: impl Iterator<Item = WeightType>, threads: usize) -> Self {
+    fn new(
+        rows: usize,
+        in_features: usize,
+        parts: impl Iterator<Item = (WeightType, usize)>,
+        settings: Settings,
+    ) -> Self {
         let x_stride = in_features.next_multiple_of(16) + 16;
-        let (mut any_bf16, mut any_f32) = (false, false);
-        for ty in types {
-            any_bf16 |= ty.multiplies_in_bf16();
+        let (mut bf16_panels, mut any_f32) = (0, false);
+        for (ty, out_features) in parts {
             any_f32 |= !ty.multiplies_in_bf16();
+            bf16_panels += if ty.multiplies_in_bf16() { out_features.div_ceil(PANEL) } else { 0 };
         }
         let x_elements = rows * x_stride;
-        Self {
+        let any_bf16 = bf16_panels > 0 && rows > 0;
+        let plain = Self {
             x_stride,
             rounded: if any_bf16 { x_elements } else { 0 },
             padded: if any_f32 && !in_features.is_multiple_of(2) { x_elements } else { 0 },
-            weights: if any_bf16 && rows > 0 { threads.max(1) * K_BLOCK * PANEL } else { 0 },
+            tiles: 0,
+            task: if any_bf16 { K_BLOCK * PANEL } else { 0 },
+            tasks: settings.threads.max(1),
+        };
+        #[cfg(target_arch = "x86_64")]
+        if settings.isa == Isa::Amx
+            && any_bf16
+            && let Some(tiled) = kernels::TiledPlan::new(rows, in_features, bf16_panels)
+        {
+            return Self { rounded: 0, tiles: tiled.x, task: tiled.task, ..plain };
         }
+        plain
     }
 
-    fn bytes(&self) -> u64 {
-        (self.rounded as u64 + self.padded as u64 + self.weights as u64) * size_of::<f32>() as u64
+    fn elements(&self) -> usize {
+        self.rounded + self.padded + self.tiles + self.task * self.tasks
     }
 }
 
-/// Scratch bytes that [`linear`] needs for these shapes: a pure function of them and of `settings.threads`.
+/// Scratch bytes that [`linear`] needs for these shapes: a pure function of them and of `settings`.
 ///
-/// `parts` lists type and `out_features` of each weight. Rows of `x` rounded to bf16 take about `4 * rows *
-/// in_features` bytes if any weight is not f32, and each task takes 16 KiB.
+/// `parts` lists type and `out_features` of each weight. If any weight is not f32, rows of `x` rounded to bf16 take about `4 * rows *
+/// in_features` bytes, and each task takes 16 KiB. With [`Isa::Amx`] and 9 rows or more, rounded rows take about half of that, and a task
+/// 48 KiB or, if `in_features` is above 768, 32 KiB and up to 512 KiB for sums that wait.
 pub fn scratch_bytes(rows: usize, in_features: usize, parts: &[(WeightType, usize)], settings: Settings) -> u64 {
-    ScratchPlan::new(rows, in_features, parts.iter().map(|part| part.0), settings.threads).bytes()
+    ScratchPlan::new(rows, in_features, parts.iter().copied(), settings).elements() as u64 * size_of::<f32>() as u64
 }
 
 /// Multiplies `x` `[rows, in_features]` with the transpose of each part's weight; several weights (query, key and
@@ -73,7 +93,8 @@ pub fn scratch_bytes(rows: usize, in_features: usize, parts: &[(WeightType, usiz
 /// or on `settings`. Allocates nothing beyond what rayon needs to start tasks.
 ///
 /// # Panics
-/// If a length does not fit the shapes, or `scratch` is shorter than [`scratch_bytes`] or not 64-byte aligned.
+/// If a length does not fit the shapes, `scratch` is shorter than [`scratch_bytes`] or not 64-byte aligned, or this CPU lacks
+/// `settings.isa` (see [`Isa::require`]).
 pub fn linear(x: &[f32], rows: usize, parts: &mut [Output<'_>], scratch: &mut [u8], settings: Settings) {
     let Some(first) = parts.first() else { return };
     let in_features = first.weight.in_features();
@@ -81,17 +102,28 @@ pub fn linear(x: &[f32], rows: usize, parts: &mut [Output<'_>], scratch: &mut [u
     if rows == 0 {
         return;
     }
-    let plan =
-        ScratchPlan::new(rows, in_features, parts.iter().map(|part| part.weight.weight_type()), settings.threads);
+    let shapes = parts.iter().map(|part| (part.weight.weight_type(), part.weight.out_features()));
+    let plan = ScratchPlan::new(rows, in_features, shapes, settings);
     let scratch = scratch_elements(scratch, plan);
-    let threads = settings.threads.max(1);
-    #[cfg(target_arch = "x86_64")]
-    if settings.isa == crate::Isa::Avx2
-        && let Some(kernel) = crate::kernels::Avx2::detect()
-    {
-        return run(kernel, x, in_features, parts, scratch, plan, threads);
-    }
-    run(Scalar, x, in_features, parts, scratch, plan, threads);
+    let call = Call { x, in_features, plan };
+    let found = match settings.isa {
+        Isa::Scalar => Some(call.run(Scalar, parts, scratch)),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => kernels::Avx2::detect().map(|kernel| call.run(kernel, parts, scratch)),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => kernels::Avx512::detect().map(|kernel| call.run(kernel, parts, scratch)),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Amx => kernels::Amx::detect().map(|amx| {
+            if plan.tiles > 0 {
+                call.run_tiled(amx, parts, scratch);
+            } else {
+                call.run(amx.vectors(), parts, scratch);
+            }
+        }),
+        #[cfg(not(target_arch = "x86_64"))]
+        Isa::Avx2 | Isa::Avx512 | Isa::Amx => None,
+    };
+    assert!(found.is_some(), "this CPU has no {}, or the system does not permit it", settings.isa);
 }
 
 fn check(x: &[f32], rows: usize, in_features: usize, parts: &[Output<'_>]) {
@@ -107,8 +139,7 @@ fn check(x: &[f32], rows: usize, in_features: usize, parts: &[Output<'_>]) {
 }
 
 fn scratch_elements(scratch: &mut [u8], plan: ScratchPlan) -> &mut [f32] {
-    let needed = plan.rounded + plan.padded + plan.weights;
-    let bytes = needed * size_of::<f32>();
+    let bytes = plan.elements() * size_of::<f32>();
     if bytes == 0 {
         return &mut [];
     }
@@ -117,30 +148,94 @@ fn scratch_elements(scratch: &mut [u8], plan: ScratchPlan) -> &mut [f32] {
     bytemuck::cast_slice_mut(&mut scratch[..bytes])
 }
 
-fn run<K: Kernel>(
-    kernel: K,
-    x: &[f32],
+/// A call without its weights.
+struct Call<'a> {
+    x: &'a [f32],
     in_features: usize,
-    parts: &mut [Output<'_>],
-    scratch: &mut [f32],
     plan: ScratchPlan,
-    threads: usize,
-) {
-    let (rounded, rest) = scratch.split_at_mut(plan.rounded);
-    let (padded, weights) = rest.split_at_mut(plan.padded);
-    let stride = plan.x_stride;
-    prepare(x, in_features, rounded, stride, threads, |x, out| kernel.round(x, out));
-    prepare(x, in_features, padded, stride, threads, |x, out| out.copy_from_slice(x));
-    let rounded = Operand { data: rounded, stride };
-    let exact =
-        if plan.padded > 0 { Operand { data: padded, stride } } else { Operand { data: x, stride: in_features } };
-    for parts in parts.chunks_mut(PARTS_PER_PASS) {
-        let mut pass = [const { None }; PARTS_PER_PASS];
-        for (slot, part) in pass.iter_mut().zip(parts) {
-            let x = if part.weight.weight_type().multiplies_in_bf16() { rounded } else { exact };
-            *slot = Some(Part::new(part.weight, part.bias, x, part.out));
+}
+
+impl Call<'_> {
+    fn rows(&self) -> usize {
+        self.x.len() / self.in_features
+    }
+
+    /// `x` as f32 parts read it.
+    fn exact<'b>(&'b self, padded: &'b mut [f32]) -> Operand<'b> {
+        let stride = self.plan.x_stride;
+        if padded.is_empty() {
+            return Operand { data: self.x, stride: self.in_features };
         }
-        Product::new(&pass, x.len() / in_features, in_features, threads).run(kernel, threads, weights);
+        prepare(self.x, self.in_features, padded, stride, self.plan.tasks, |x, out| out.copy_from_slice(x));
+        Operand { data: padded, stride }
+    }
+
+    /// All parts on vector kernels.
+    fn run<K: Kernel>(&self, kernel: K, parts: &mut [Output<'_>], scratch: &mut [f32]) {
+        let (rounded, rest) = scratch.split_at_mut(self.plan.rounded);
+        let (padded, tasks) = rest.split_at_mut(self.plan.padded);
+        let stride = self.plan.x_stride;
+        prepare(self.x, self.in_features, rounded, stride, self.plan.tasks, |x, out| kernel.round(x, out));
+        let rounded = Operand { data: rounded, stride };
+        let exact = self.exact(padded);
+        in_passes(
+            parts,
+            |_| true,
+            |ty| if ty.multiplies_in_bf16() { rounded } else { exact },
+            |pass| {
+                Product::new(pass, self.rows(), self.in_features, self.plan.tasks).run(kernel, self.plan.tasks, tasks);
+            },
+        );
+    }
+
+    /// Parts in bf16 on tiles, f32 parts on vectors.
+    #[cfg(target_arch = "x86_64")]
+    fn run_tiled(&self, amx: kernels::Amx, parts: &mut [Output<'_>], scratch: &mut [f32]) {
+        let (x_tiles, rest) = scratch.split_at_mut(self.plan.tiles);
+        let (padded, tasks) = rest.split_at_mut(self.plan.padded);
+        let threads = self.plan.tasks;
+        let x_rows = kernels::TILE;
+        let block_elements = self.plan.tiles / self.rows().div_ceil(x_rows);
+        in_shares(self.x, x_rows * self.in_features, x_tiles, block_elements, threads, |x, out| {
+            amx.round_to_tiles(x, self.in_features, out);
+        });
+        let x_tiles = &*x_tiles;
+        let none = Operand { data: &[], stride: 0 };
+        in_passes(
+            parts,
+            WeightType::multiplies_in_bf16,
+            |_| none,
+            |pass| {
+                kernels::TiledProduct::new(pass, x_tiles, self.rows(), self.in_features, threads)
+                    .run(amx, threads, tasks);
+            },
+        );
+        let exact = self.exact(padded);
+        in_passes(
+            parts,
+            |ty| !ty.multiplies_in_bf16(),
+            |_| exact,
+            |pass| {
+                Product::new(pass, self.rows(), self.in_features, threads).run(amx.vectors(), threads, tasks);
+            },
+        );
+    }
+}
+
+/// Hands the chosen parts to `run`, some at a time.
+fn in_passes<'x>(
+    parts: &mut [Output<'_>],
+    chosen: impl Fn(WeightType) -> bool,
+    x: impl Fn(WeightType) -> Operand<'x>,
+    mut run: impl FnMut(&[Option<Part<'_>>]),
+) {
+    let mut chosen = parts.iter_mut().filter(|part| chosen(part.weight.weight_type())).peekable();
+    while chosen.peek().is_some() {
+        let mut pass = [const { None }; PARTS_PER_PASS];
+        for (slot, part) in pass.iter_mut().zip(&mut chosen) {
+            *slot = Some(Part::new(part.weight, part.bias, x(part.weight.weight_type()), part.out));
+        }
+        run(&pass);
     }
 }
 
@@ -163,15 +258,27 @@ fn prepare(
             padding[0] = 0.0;
         }
     };
-    let rows = x.len() / in_features;
-    if threads == 1 || rows == 1 || x.len() < INLINE_ROUNDING {
-        return convert_rows(x, out);
+    in_shares(x, in_features, out, stride, threads, convert_rows);
+}
+
+/// Calls `convert` with whole rows of `from` and `to` (the last row of `from` may be shorter), on several threads if there is much to do.
+fn in_shares(
+    from: &[f32],
+    from_row: usize,
+    to: &mut [f32],
+    to_row: usize,
+    threads: usize,
+    convert: impl Fn(&[f32], &mut [f32]) + Sync,
+) {
+    let rows = from.len().div_ceil(from_row);
+    if threads == 1 || rows == 1 || from.len() < INLINE_ROUNDING {
+        return convert(from, to);
     }
     let share = rows.div_ceil(threads);
     rayon::in_place_scope(|scope| {
-        let convert_rows = &convert_rows;
-        for (x, out) in x.chunks(share * in_features).zip(out.chunks_mut(share * stride)) {
-            scope.spawn(move |_| convert_rows(x, out));
+        let convert = &convert;
+        for (from, to) in from.chunks(share * from_row).zip(to.chunks_mut(share * to_row)) {
+            scope.spawn(move |_| convert(from, to));
         }
     });
 }

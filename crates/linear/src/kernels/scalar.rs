@@ -1,6 +1,6 @@
 //! The definition of every kernel, in plain code.
 
-use super::{Kernel, STEP_PAIRS, Tile};
+use super::{Kernel, MAX_TILE_ROWS, STEP_PAIRS, Tile};
 use crate::layout::{self, PANEL};
 use crate::{WeightType, bf16_operand};
 
@@ -9,6 +9,8 @@ use crate::{WeightType, bf16_operand};
 pub(crate) struct Scalar;
 
 impl Kernel for Scalar {
+    const TILE_ROWS: usize = MAX_TILE_ROWS;
+
     fn round(self, x: &[f32], out: &mut [f32]) {
         for (out, &x) in out.iter_mut().zip(x) {
             *out = bf16_operand(x);
@@ -27,7 +29,7 @@ impl Kernel for Scalar {
     }
 
     unsafe fn tile(self, tile: &Tile<'_>) {
-        tile.check();
+        tile.check(Self::TILE_ROWS);
         for row in 0..tile.rows {
             // SAFETY: the caller's promise.
             let out = unsafe { std::slice::from_raw_parts_mut(tile.out.add(row * tile.out_stride), PANEL) };

@@ -5,12 +5,15 @@ use proptest::prelude::*;
 use super::*;
 use crate::layout;
 
-/// Kernels other than the scalar one.
-fn others() -> Vec<impl Kernel> {
-    #[cfg(target_arch = "x86_64")]
-    return Avx2::detect().into_iter().collect::<Vec<_>>();
-    #[cfg(not(target_arch = "x86_64"))]
-    return Vec::<Scalar>::new();
+/// Runs `$body` with every vector kernel this CPU has.
+macro_rules! with_vector_kernels {
+    ($kernel:ident => $body:block) => {{
+        #[cfg(target_arch = "x86_64")]
+        {
+            if let Some($kernel) = Avx2::detect() $body
+            if let Some($kernel) = Avx512::detect() $body
+        }
+    }};
 }
 
 /// Aligned memory.
@@ -41,10 +44,10 @@ proptest! {
         let x: Vec<f32> = x.into_iter().map(f32::from_bits).collect();
         let (mut got, mut want) = (vec![1.0; x.len()], vec![2.0; x.len()]);
         Scalar.round(&x, &mut want);
-        for kernel in others() {
+        with_vector_kernels!(kernel => {
             kernel.round(&x, &mut got);
             prop_assert_eq!(bits(&got), bits(&want));
-        }
+        });
     }
 
     #[test]
@@ -68,15 +71,23 @@ proptest! {
         got.fill(1.0);
         let mut want = vec![2.0; K_BLOCK * PANEL];
         Scalar.dequantize(ty, panel, start, len, &mut want);
-        for kernel in others() {
+        with_vector_kernels!(kernel => {
             kernel.dequantize(ty, panel, start, len, got);
             prop_assert_eq!(operand_bits(&got[..rows]), operand_bits(&want[..rows]), "{}", ty);
+        });
+        #[cfg(target_arch = "x86_64")]
+        if let Some(amx) = Amx::detect() {
+            let tiles = len.div_ceil(32) * TILE * TILE;
+            got[..tiles].fill(f32::NAN);
+            amx.dequantize_to_tiles(ty, panel, start, len, &mut got[..tiles]);
+            want[rows..].fill(0.0);
+            prop_assert_eq!(operand_bits(&unpaired(&got[..tiles])), operand_bits(&want[..2 * tiles]), "{}", ty);
         }
     }
 
     #[test]
     fn tiles_equal_the_definition(
-        rows in 1usize..=TILE_ROWS, pairs in 1usize..=128, gap in 0usize..5, first: bool, last: bool,
+        rows in 1usize..=MAX_TILE_ROWS, pairs in 1usize..=128, gap in 0usize..5, first: bool, last: bool,
         values in prop::collection::vec(-1e3f32..1e3, 613),
     ) {
         let stride = 2 * pairs + gap;
@@ -88,7 +99,7 @@ proptest! {
         }
         let bias: &[f32; PANEL] = values[17..].first_chunk().unwrap();
         let run = |kernel: &dyn Fn(&Tile<'_>)| {
-            let mut out = vec![0.5; TILE_ROWS * OUT_STRIDE];
+            let mut out = vec![0.5; MAX_TILE_ROWS * OUT_STRIDE];
             let tile = Tile {
                 x: &x, x_stride: stride, rows, w, pairs, first, bias: last.then_some(bias),
                 out: out.as_mut_ptr(), out_stride: OUT_STRIDE,
@@ -96,11 +107,179 @@ proptest! {
             kernel(&tile);
             bits(&out)
         };
-        // SAFETY: the output of `run` has room for six rows.
+        // SAFETY: the output of `run` has room for all rows.
         let want = run(&|tile| unsafe { Scalar.tile(tile) });
-        for kernel in others() {
-            // SAFETY: as above.
-            prop_assert_eq!(run(&|tile| unsafe { kernel.tile(tile) }), want.clone());
+        with_vector_kernels!(kernel => {
+            let most = rows_of(kernel);
+            let mut got = run(&|tile| {
+                for row in (0..tile.rows).step_by(most) {
+                    // SAFETY: as above: these are rows of the same output.
+                    unsafe { kernel.tile(&rows_from(tile, row, most)) };
+                }
+            });
+            prop_assert_eq!(&got, &want);
+            if rows <= most.min(8) && kernel.fuses(WeightType::Bf16, rows) {
+                // The weights as a packed panel: bf16 pairs. They are not all bf16 numbers, so both sides round first.
+                let rounded: Vec<f32> = w.iter().map(|&w| crate::bf16_operand(w)).collect();
+                let mut panel_lines = lines(2 * pairs * PANEL * 2);
+                let panel: &mut [u16] = bytemuck::cast_slice_mut(&mut panel_lines);
+                for (i, w) in rounded.iter().enumerate() {
+                    let (k, column) = (i / PANEL, i % PANEL);
+                    panel[(k / 2 * PANEL + column) * 2 + k % 2] = half::bf16::from_f32(*w).to_bits();
+                }
+                let mut rounded_lines = lines(2 * pairs * PANEL * 4);
+                bytemuck::cast_slice_mut::<_, f32>(&mut rounded_lines)[..rounded.len()].copy_from_slice(&rounded);
+                // SAFETY: as above.
+                let want = run(&|tile| unsafe { Scalar.tile(&Tile { w: bytemuck::cast_slice(&rounded_lines), ..*tile }) });
+                let panel: &[u8] = bytemuck::cast_slice(&panel_lines);
+                // SAFETY: as above.
+                got = run(&|tile| unsafe { kernel.fused(WeightType::Bf16, panel, 0, &Tile { w: &[], ..*tile }) });
+                prop_assert_eq!(got, want);
+            }
+        });
+    }
+}
+
+fn rows_of<K: Kernel>(_: K) -> usize {
+    K::TILE_ROWS
+}
+
+/// At most `most` rows of a tile, from `row` on.
+fn rows_from<'a>(tile: &Tile<'a>, row: usize, most: usize) -> Tile<'a> {
+    Tile {
+        x: &tile.x[row * tile.x_stride..],
+        rows: most.min(tile.rows - row),
+        out: tile.out.wrapping_add(row * tile.out_stride),
+        ..*tile
+    }
+}
+
+/// Tiles of bf16 pairs as `[k][16]` f32.
+#[cfg(target_arch = "x86_64")]
+fn unpaired(tiles: &[f32]) -> Vec<f32> {
+    let words: &[u32] = bytemuck::cast_slice(tiles);
+    let row = |pairs: &[u32], odd: bool| -> Vec<f32> {
+        pairs.iter().map(|&pair| f32::from_bits(if odd { pair & 0xffff_0000 } else { pair << 16 })).collect()
+    };
+    words.chunks_exact(PANEL).flat_map(|pairs| [row(pairs, false), row(pairs, true)].concat()).collect()
+}
+
+/// What the contract rests on: the order in which the matrix instruction sums, and how it rounds, on this very CPU.
+#[cfg(target_arch = "x86_64")]
+mod hardware {
+    use super::*;
+
+    /// An operand of one of several kinds: any bits, near to each other (sums cancel), near the largest and the smallest, zeros and
+    /// infinities and NaNs among ordinary numbers.
+    fn operand(kind: u8, bits: u32) -> f32 {
+        let exponent = |e: u32| f32::from_bits(bits & 0x807f_0000 | e << 23);
+        let rare = [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 0.0, -0.0, 1.0, f32::MAX, f32::from_bits(0xffa0_0000)];
+        crate::bf16_operand(match kind {
+            0 => f32::from_bits(bits),
+            1 => f32::from_bits(bits & 0x8007_0000 | 0x3f80_0000),
+            2 => exponent(180 + bits % 16),
+            3 => exponent(77 + bits % 4),
+            4 => exponent(77 + bits % 170),
+            5 if bits.is_multiple_of(8) => rare[bits as usize / 8 % 8],
+            5 => exponent(127),
+            _ => exponent(if bits.is_multiple_of(4) { 245 } else { 77 + bits % 20 }),
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(if cfg!(debug_assertions) { 400 } else { 4000 }))]
+
+        #[test]
+        fn tiles_sum_in_the_order_of_the_contract(
+            kind in 0u8..7, second_x: bool, second_w: bool, steps in 1usize..=3, more: bool, seed: u64,
+        ) {
+            let Some(amx) = Amx::detect() else {
+                // Written past the harness, which would keep it from a passing test.
+                use std::io::Write;
+                let _ = writeln!(std::io::stderr(), "not run: no AMX on this machine");
+                return Ok(());
+            };
+            let mut state = seed | 1;
+            let mut next = || {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                (state >> 32) as u32
+            };
+            let elements = TILE * TILE;
+            let mut operands = || -> Vec<f32> { (0..steps * 2 * elements).map(|_| operand(kind, next())).collect() };
+            // Rows `[row block][16][k]` and panels `[panel][k][16]`.
+            let (x, w) = ([operands(), operands()], [operands(), operands()]);
+            let k = steps * 32;
+            let bf16 = |v: f32| u32::from(half::bf16::from_f32(v).to_bits());
+            let mut memory = lines(4 * (4 * steps + 4) * elements);
+            let tiles: &mut [f32] = bytemuck::cast_slice_mut(&mut memory);
+            let (x_tiles, rest) = tiles.split_at_mut(2 * steps * elements);
+            let (w_tiles, sums) = rest.split_at_mut(2 * steps * elements);
+            for block in 0..2 {
+                for (i, pair) in x_tiles[block * steps * elements..][..steps * elements].iter_mut().enumerate() {
+                    let (step, row, pair_of_row) = (i / elements, i / TILE % TILE, i % TILE);
+                    let at = row * k + step * 32 + 2 * pair_of_row;
+                    *pair = f32::from_bits(bf16(x[block][at]) | bf16(x[block][at + 1]) << 16);
+                }
+                for (i, pair) in w_tiles[block * steps * elements..][..steps * elements].iter_mut().enumerate() {
+                    let at = i / PANEL * 2 * PANEL + i % PANEL;
+                    *pair = f32::from_bits(bf16(w[block][at]) | bf16(w[block][at + PANEL]) << 16);
+                }
+            }
+            // Sums so far are what chains leave: zero or at least 2^-114.
+            for sum in sums.iter_mut() {
+                let value = f32::from_bits(next());
+                *sum = if value.abs() < 2f32.powi(-114) { 0.0 } else { value };
+            }
+            let before = sums.to_vec();
+            let micro = Micro {
+                x: [Some(&x_tiles[..steps * elements]), second_x.then_some(&x_tiles[steps * elements..])],
+                w: [Some(&w_tiles[..steps * elements]), second_w.then_some(&w_tiles[steps * elements..])],
+                steps,
+                from: more.then_some(sums.as_ptr()),
+                to: sums.as_mut_ptr(),
+            };
+            // SAFETY: `sums` has four tiles.
+            unsafe { micro.run(&Tiles::configure(amx)) };
+            for (i, (got, before)) in sums.iter().zip(before).enumerate() {
+                let (block, panel) = (i / (2 * elements), i / elements % 2);
+                if (block == 1 && !second_x) || (panel == 1 && !second_w) {
+                    continue;
+                }
+                let (row, column) = (i / TILE % TILE, i % TILE);
+                let mut want = if more { before } else { 0.0 };
+                for step in 0..steps {
+                    let mut chains = [0.0f32; 2];
+                    for at in step * 32..step * 32 + 32 {
+                        chains[at % 2] = x[block][row * k + at].mul_add(w[panel][at * PANEL + column], chains[at % 2]);
+                    }
+                    want += chains[0] + chains[1];
+                }
+                let same = got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan();
+                prop_assert!(same, "kind {}, row {}, column {}: {:e}, want {:e}", kind, row, column, got, want);
+            }
+        }
+
+        #[test]
+        fn rows_become_tiles_by_the_definition(
+            rows in 1usize..40, k in 1usize..100, values in prop::collection::vec(any::<u32>(), 211),
+        ) {
+            let Some(amx) = Amx::detect() else { return Ok(()) };
+            let x: Vec<f32> = values.iter().cycle().take(rows * k).map(|&bits| f32::from_bits(bits)).collect();
+            let steps = k.div_ceil(32);
+            let mut memory = lines(rows.div_ceil(TILE) * steps * TILE * TILE * 4);
+            let tiles: &mut [f32] = bytemuck::cast_slice_mut(&mut memory);
+            tiles.fill(f32::NAN);
+            amx.round_to_tiles(&x, k, tiles);
+            let words: &[u16] = bytemuck::cast_slice(tiles);
+            for (i, &got) in words.iter().enumerate() {
+                let (tile, row, at) = (i / 512, i / 32 % 16, i % 32);
+                let (row, at) = (tile / steps * 16 + row, tile % steps * 32 + at);
+                let want = if row < rows && at < k { crate::bf16_operand(x[row * k + at]) } else { 0.0 };
+                let got = half::bf16::from_bits(got).to_f32();
+                prop_assert!(got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan(), "row {}, k {}", row, at);
+            }
         }
     }
 }

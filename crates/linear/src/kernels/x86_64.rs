@@ -1,11 +1,16 @@
-//! AVX2, FMA and F16C. Outputs sit in lanes, so each lane does what the scalar kernel does for its output.
+//! x86-64: AVX2 with FMA and F16C here, AVX-512 and AMX in their own modules. Outputs sit in lanes, so each lane does what the scalar kernel does for its output.
 
+mod amx;
+mod avx512;
 mod dequantize;
 mod tile;
 
 use std::arch::x86_64::*;
 
-use super::{K_BLOCK, Kernel, Tile, VECTOR_ALIGN};
+pub(crate) use amx::{Amx, Micro, STEP, TILE, TILE_ELEMENTS, Tiles};
+pub(crate) use avx512::Avx512;
+
+use super::{K_BLOCK, Kernel, Tile};
 use crate::WeightType;
 use crate::layout::{self, PANEL};
 use crate::number::SMALLEST_OPERAND_BITS;
@@ -22,7 +27,12 @@ impl Avx2 {
     }
 }
 
+/// Alignment of panels and of dequantized weights, for vector loads.
+const VECTOR_ALIGN: usize = 32;
+
 impl Kernel for Avx2 {
+    const TILE_ROWS: usize = 6;
+
     fn round(self, x: &[f32], out: &mut [f32]) {
         assert_eq!(x.len(), out.len(), "lengths differ");
         // SAFETY: an `Avx2` exists only after `detect` found the instructions; the lengths are equal.
@@ -51,12 +61,21 @@ impl Kernel for Avx2 {
                 WeightType::Q8_0 => dequantize::q8_0(panel, start, len, out),
                 WeightType::Q4K => dequantize::q4_k(panel, start, len, out),
                 WeightType::Q6K => dequantize::q6_k(panel, start, len, out),
+                WeightType::Q4_0 => dequantize::q4_0(panel, start, len, out),
+                WeightType::Q5_0 => dequantize::q5_0(panel, start, len, out),
+                WeightType::Q5_1 => dequantize::q5_1(panel, start, len, out),
+                WeightType::Q2K => dequantize::q2_k(panel, start, len, out),
+                WeightType::Q3K => dequantize::q3_k(panel, start, len, out),
+                WeightType::Q5K => dequantize::q5_k(panel, start, len, out),
+                WeightType::Iq4Nl => dequantize::iq4_nl(panel, start, len, out),
+                WeightType::Iq4Xs => dequantize::iq4_xs(panel, start, len, out),
+                WeightType::Mxfp4 => dequantize::mxfp4(panel, start, len, out),
             }
         }
     }
 
     unsafe fn tile(self, tile: &Tile<'_>) {
-        tile.check();
+        tile.check(Self::TILE_ROWS);
         // SAFETY: an `Avx2` exists only after `detect` found the instructions; the operands are long enough, as just
         // checked, and the output is the caller's promise.
         unsafe {

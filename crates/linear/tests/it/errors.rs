@@ -25,6 +25,13 @@ fn a_weight_of_the_wrong_length_is_refused() {
 }
 
 #[test]
+fn a_weight_past_all_memory_is_an_error() {
+    // 2^60 bytes: a number that an address can hold, and that no processor can address.
+    let error = Packer::new(WeightType::F32, 1 << 40, 1 << 18).unwrap_err();
+    assert_eq!(error, Error::OutOfMemory { bytes: 1 << 60 });
+}
+
+#[test]
 fn shapes_that_cannot_be_are_refused() {
     assert_eq!(
         PackedWeight::pack(WeightType::Q6K, 1, 128, &[0; 210], 1).unwrap_err(),
@@ -73,7 +80,7 @@ fn scratch_must_be_long_enough_and_aligned() {
 #[test]
 fn scratch_grows_with_rows_and_threads_only() {
     let bytes = |rows, threads, parts: &[(WeightType, usize)]| {
-        scratch_bytes(rows, 576, parts, Settings { isa: Isa::detect(), threads })
+        scratch_bytes(rows, 576, parts, Settings { isa: Isa::Avx2, threads })
     };
     let (q4, f32) = ((WeightType::Q4_1, 576), (WeightType::F32, 576));
     assert_eq!(bytes(10, 1, &[q4]), 10 * 592 * 4 + 16384);
@@ -87,4 +94,36 @@ fn no_rows_and_no_parts_are_no_work() {
     let weight = packed(WeightType::F32, 1, 2, &[0; 8]);
     linear(&[], 0, &mut [Output { weight: &weight, bias: None, out: &mut [] }], &mut [], SETTINGS);
     linear(&[], 0, &mut [], &mut [], SETTINGS);
+}
+
+#[test]
+fn an_instruction_set_that_is_missing_is_an_error_with_its_name() {
+    for isa in Isa::ALL {
+        assert_eq!(isa.name().parse(), Ok(isa));
+        match isa.require() {
+            Ok(same) => assert!(same == isa && Isa::available().any(|available| available == isa)),
+            Err(error) => assert_eq!(
+                error.to_string(),
+                format!(
+                    "this CPU has no {isa}, or the system does not permit it; the best it has is {}",
+                    Isa::detect()
+                )
+            ),
+        }
+    }
+    let error = "sse9".parse::<Isa>().unwrap_err();
+    assert_eq!(error.to_string(), "no instruction set is called \"sse9\"; there are amx, avx512, avx2 and scalar");
+}
+
+#[test]
+fn tiles_halve_the_scratch_of_rounded_rows() {
+    let bytes = |rows, in_features, threads| {
+        scratch_bytes(rows, in_features, &[(WeightType::Q8_0, 576)], Settings { isa: Isa::Amx, threads })
+    };
+    if cfg!(target_arch = "x86_64") {
+        assert_eq!(bytes(16, 576, 1), 16 * 576 * 2 + 2 * 16 * 576 * 2);
+        assert_eq!(bytes(17, 576, 2), 32 * 576 * 2 + 2 * (2 * 16 * 576 * 2));
+        // Above 768, two panels of 512 rows of `k` and the sums of eight panels.
+        assert_eq!(bytes(33, 1024, 1), 48 * 1024 * 2 + 2 * 16 * 512 * 2 + 64 * 8 * 16 * 4);
+    }
 }

@@ -39,7 +39,7 @@ fn a_nan_or_infinite_input_stays_in_its_row() {
         let (n, k, rows, mut random) = (20, 256, 9, Random::new(1));
         let weight = packed(ty, n, k, &stored(ty, n, k, &mut random));
         let clean = random.vector(rows * k);
-        for &isa in Isa::available() {
+        for isa in Isa::available() {
             let want = simple(&clean, rows, &weight, isa);
             for (bad, at) in [(f32::from_bits(0xff80_1234), 3 * k + 7), (f32::INFINITY, 3 * k + 40)] {
                 let mut x = clean.clone();
@@ -65,7 +65,7 @@ fn a_nan_scale_stays_in_its_column() {
     // Row 5, second block: a signalling NaN whose payload would overflow the rounding add.
     bytes[5 * 68 + 34..][..2].copy_from_slice(&0x7dff_u16.to_le_bytes());
     let weight = packed(WeightType::Q8_0, n, k, &bytes);
-    for &isa in Isa::available() {
+    for isa in Isa::available() {
         for (i, (got, want)) in simple(&x, rows, &weight, isa).iter().zip(&want).enumerate() {
             let want = if i % n == 5 { f32::NAN } else { *want };
             assert_eq!(got.to_bits(), want.to_bits(), "row {}, column {}", i / n, i % n);
@@ -77,7 +77,7 @@ fn a_nan_scale_stays_in_its_column() {
 fn values_below_two_to_the_minus_50_count_for_f32_weights_only() {
     let tiny = 2f32.powi(-51);
     let (big, k) = (2f32.powi(40), 3);
-    for &isa in Isa::available() {
+    for isa in Isa::available() {
         for (ty, weight, expected) in [
             (WeightType::F32, big.to_le_bytes().to_vec(), tiny * big),
             (WeightType::Bf16, bf16::from_f32(big).to_le_bytes().to_vec(), 0.0),
@@ -98,7 +98,7 @@ fn values_below_two_to_the_minus_50_count_for_f32_weights_only() {
 #[test]
 fn denormal_sums_of_an_f32_product_are_kept() {
     let weight = packed(WeightType::F32, 1, 2, &[2f32.powi(-75).to_le_bytes(), 0f32.to_le_bytes()].concat());
-    for &isa in Isa::available() {
+    for isa in Isa::available() {
         assert_eq!(simple(&[2f32.powi(-70), 0.0], 1, &weight, isa), [2f32.powi(-145)]);
     }
 }
@@ -109,7 +109,7 @@ fn operands_are_rounded_to_bf16_once() {
     let value = 1.0 + 2f32.powi(-8) + 2f32.powi(-9);
     let weight = packed(WeightType::F16, 1, 1, &f16::from_f32(value).to_le_bytes());
     let rounded = 1.0 + 2f32.powi(-7);
-    for &isa in Isa::available() {
+    for isa in Isa::available() {
         assert_eq!(simple(&[value], 1, &weight, isa), [rounded * rounded]);
     }
 }

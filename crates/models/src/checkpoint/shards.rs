@@ -68,16 +68,15 @@ impl Shards {
             };
             indexed.entry(file).or_default().push(tensor);
         }
-        // All names before any file: what an index that leads out of the folder says about its files is of no interest.
+        // All names before any file: an index that leads out of the folder, or to a file that is missing, is said to.
         if let Some(name) = indexed.keys().find(|name| !is_plain_file_name(name)) {
             return Err(FolderError::ShardName { path: index_path, name: one_line(name) });
         }
+        if let Some(name) = indexed.keys().find(|name| !folder.join(name).exists()) {
+            return Err(FolderError::MissingShard { path: index_path, name: one_line(name) });
+        }
         for (name, tensors) in indexed {
-            let path = folder.join(name);
-            if !path.exists() {
-                return Err(FolderError::MissingShard { path: index_path, name: one_line(name) });
-            }
-            shards.add(path, Some((name, map)))?;
+            shards.add(folder.join(name), Some((name, map)))?;
             let file = shards.files.len() - 1;
             for tensor in tensors {
                 if shards.tensors.get(tensor).is_none_or(|found| found.file != file) {

@@ -281,3 +281,6 @@ impl<'c> Weights<'c> {
         (Sources { of: self.sources, used: self.used, ignored: self.ignored }, self.computed)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -55,7 +55,8 @@ fn matrix(
     let mut packer = Packer::new(kind, rows.len(), in_features).map_err(fault)?;
     let step = PANEL_ROWS * threads.max(1);
     let piece_rows = (PIECE_BYTES / row_bytes / step * step).max(step);
-    let mut quantizer = (kind != stored).then(|| quantize::Rows::new(stored, kind, in_features)).transpose()?;
+    let mut quantizer =
+        (kind != stored).then(|| quantize::Rows::new(stored, kind, in_features, threads)).transpose()?;
     for (part, run) in source.runs(resolved, rows) {
         let tensor = &resolved.tensors[part];
         for start in run.clone().step_by(piece_rows) {

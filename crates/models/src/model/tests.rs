@@ -41,9 +41,26 @@ fn planned_weights_bytes_are_those_of_the_loaded_model() {
     }
 }
 
+/// The types of files that the kernels multiply with.
+fn matrix_types() -> Vec<GgmlType> {
+    WeightType::ALL.iter().map(|kind| GgmlType::from_id(kind.ggml_id()).unwrap()).collect()
+}
+
+#[test]
+fn files_and_kernels_call_and_measure_types_alike() {
+    for (kind, stored) in WeightType::ALL.iter().zip(matrix_types()) {
+        assert_eq!(kind.name(), stored.name());
+        assert_eq!(
+            (kind.block_elements(), kind.block_bytes()),
+            (stored.block_elements(), stored.block_bytes()),
+            "{kind}"
+        );
+    }
+}
+
 #[test]
 fn block_formats_are_priced_as_they_are_packed() {
-    for kind in [GgmlType::Q4_1, GgmlType::Q8_0] {
+    for kind in matrix_types().into_iter().filter(|kind| kind.block_elements() == 32) {
         let file = TinyLlama::new().with("embedding_length", crate::testing::Setting::U32(32));
         let mut file = file.typed("token_embd.weight", &[VOCAB, 32], kind).tensor("output_norm.weight", &[32]);
         for layer in 0..2 {
@@ -104,6 +121,18 @@ fn a_wrong_shape_is_named_with_expected_and_found() {
                 assert_eq!((&*n, &e[..], &f[..]), (name, expected, found));
             }
             other => panic!("{name}: {other}"),
+        }
+    }
+}
+
+#[test]
+fn formats_without_a_kernel_are_named_with_those_that_have_one() {
+    let file = TinyLlama::new().with("embedding_length", crate::testing::Setting::U32(256));
+    for kind in GgmlType::ALL.iter().filter(|kind| !matrix_types().contains(kind)) {
+        let error = fault(&file.clone().typed("token_embd.weight", &[VOCAB, 256], *kind)).to_string();
+        assert_eq!(error.lines().count(), 1, "{error}");
+        for part in ["'token_embd.weight'", kind.name(), "supported: F32, F16, BF16, Q4_0", "IQ4_XS, MXFP4"] {
+            assert!(error.contains(part), "'{part}' is not in: {error}");
         }
     }
 }

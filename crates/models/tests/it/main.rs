@@ -1,5 +1,6 @@
 //! The public API.
 
+mod architectures;
 mod chat;
 mod folder;
 mod gguf;

@@ -8,9 +8,11 @@ use crate::{
     ALLOCATOR,
     cli::{ChunkArg, RunArgs},
     error::{AppError, Longest},
+    fetch::hex,
     logits::LogitsFile,
     progress,
 };
+use plimsoll_memguard::Profile;
 use plimsoll_models::{
     ExecError, LogitRows, Model, PromptTarget, Session,
     sampler::Sampler,
@@ -19,10 +21,8 @@ use plimsoll_models::{
 use plimsoll_prefill::{
     CancelToken, ChunkSize, Driver, DriverOptions, Outcome, PrefillError, PrefillReport, StepError,
 };
-use plimsoll_program::Dims;
 use sha2::{Digest, Sha256};
 use std::{
-    fmt::Write as _,
     io::{self, Write},
     ops::Range,
     sync::Arc,
@@ -48,24 +48,10 @@ struct FirstLogits {
 }
 
 impl Job<'_> {
-    /// Reserves what the prompt and its answer need, given the prices of KV and of passes.
-    pub(super) fn admit(
-        &mut self,
-        kv_bytes: &dyn Fn(usize) -> u64,
-        transient_bytes: &dyn Fn(&Dims) -> u64,
-    ) -> Result<Admission, AppError> {
-        self.budget.admit(&Needs {
-            prompt_tokens: self.prompt.len(),
-            max_tokens: self.args.max_tokens,
-            context_length: self.model.architecture().dimensions.context_length,
-            chunk_rows: match self.args.chunk {
-                ChunkArg::Auto => None,
-                ChunkArg::Rows(rows) => Some(rows.get()),
-            },
-            all_logits: self.args.all_logits(),
-            kv_bytes,
-            transient_bytes,
-        })
+    /// Reserves what the prompt and its answer need, at the model's prices.
+    pub(super) fn admit(&mut self, profile: &dyn Profile) -> Result<Admission, AppError> {
+        let needs = Needs::new(self.args, self.prompt.len(), self.model.architecture());
+        self.budget.admit(&needs, profile)
     }
 
     /// Prefills, decodes and prints; returns the bytes of the run.
@@ -178,6 +164,7 @@ impl Job<'_> {
         if max_tokens == 0 {
             return Ok(("length", passes));
         }
+        self.sampler.observe_prompt(self.prompt);
         let mut token = self.sampler.sample(&first.values)?;
         loop {
             if self.tokenizer.is_some_and(|tokenizer| tokenizer.is_end(token)) {
@@ -278,8 +265,5 @@ fn sha256_of(values: &[f32]) -> String {
     for value in values {
         hash.update(value.to_le_bytes());
     }
-    hash.finalize().iter().fold(String::new(), |mut hex, byte| {
-        let _ = write!(hex, "{byte:02x}"); // writing to a String cannot fail
-        hex
-    })
+    hex(&hash.finalize())
 }

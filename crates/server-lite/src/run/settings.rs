@@ -35,7 +35,8 @@ pub(super) fn cpu(args: &RunArgs) -> Result<CpuSettings, AppError> {
             IsaArg::Scalar => (plimsoll_linear::Isa::Scalar, plimsoll_attention::Isa::Scalar),
             IsaArg::Avx2 => (plimsoll_linear::Isa::Avx2, plimsoll_attention::Isa::Avx2),
         };
-        if !plimsoll_linear::Isa::available().contains(&linear) {
+        let has_attention = plimsoll_attention::Isa::available().any(|available| available == attention);
+        if !has_attention || !linear.is_available() {
             return Err(AppError::Usage(format!("this processor does not have {isa:?}: leave --isa out")));
         }
         (settings.linear_isa, settings.attention_isa) = (linear, attention);

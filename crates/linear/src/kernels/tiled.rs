@@ -1,0 +1,207 @@
+//! Products in bf16 by matrix tiles: blocks of 16 rows of `x` and panels of 16 columns, both as bf16.
+//!
+//! As in `product`, an item is a rectangle of one output, and each of its outputs is summed over all of `k` by one task. All rows of the item
+//! take their turn with two panels that were dequantized for one block of `k`; between blocks of `k`, sums wait in scratch.
+
+use std::ops::Range;
+
+use super::part::{Part, find, panels};
+use super::tasks::{self, ITEMS_PER_TASK};
+use super::x86_64::{Amx, Micro, STEP, TILE, TILE_ELEMENTS, Tiles};
+use crate::layout::PANEL;
+
+/// Longest `k` that is not cut into blocks: two panels of it take 48 KiB, as much as a first-level cache.
+const UNCUT_K: usize = 768;
+/// Rows of `k` in a block otherwise: whole blocks of every type. Sums are loaded and stored once a block, so it is not shorter.
+const K_BLOCK: usize = 512;
+/// Most rows of an item. Many share the cost of dequantizing; an item's slice of `x` (1 MiB) still fits a second-level cache of 2 MiB.
+const ITEM_ROWS: usize = 1024;
+/// Most panels of an item where `k` is cut: their sums (512 KiB for all rows) have to fit beside.
+const ITEM_PANELS: usize = 8;
+/// Fewest rows of an item: below, dequantizing a panel costs more than multiplying with it.
+const MIN_ITEM_ROWS: usize = 128;
+/// Fewest rows that tiles are used for: fewer go through the vector kernels without storing a dequantized weight.
+const MIN_ROWS: usize = 9;
+
+/// Scratch of a product, in f32 elements: a pure function of the shape.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct TiledPlan {
+    /// Tiles of `x`.
+    pub(crate) x: usize,
+    /// Tiles of two panels and sums, of one task.
+    pub(crate) task: usize,
+}
+
+impl TiledPlan {
+    /// `None` where the vector kernels do better. `panels`: those of all weights that share the pass.
+    pub(crate) fn new(rows: usize, in_features: usize, panels: usize) -> Option<Self> {
+        let steps = in_features.div_ceil(STEP);
+        let sums = if in_features > UNCUT_K { ITEM_PANELS.min(panels.next_multiple_of(2)) } else { 0 };
+        (rows >= MIN_ROWS).then(|| Self {
+            x: rows.div_ceil(TILE) * steps * TILE_ELEMENTS,
+            task: 2 * steps.min(block_len(in_features) / STEP) * TILE_ELEMENTS
+                + sums * rows.next_multiple_of(2 * TILE).min(ITEM_ROWS) * PANEL,
+        })
+    }
+}
+
+/// Rows of `k` in a block, a multiple of a step.
+fn block_len(in_features: usize) -> usize {
+    if in_features > UNCUT_K { K_BLOCK } else { in_features.next_multiple_of(STEP) }
+}
+
+/// A product of `rows` rows with several weights, none of them f32.
+#[derive(Debug)]
+pub(crate) struct TiledProduct<'a> {
+    parts: &'a [Option<Part<'a>>],
+    /// `[row block of 16][step]` tiles.
+    x: &'a [f32],
+    rows: usize,
+    in_features: usize,
+    panels: usize,
+    item_panels: usize,
+    item_rows: usize,
+}
+
+impl<'a> TiledProduct<'a> {
+    /// `parts` are all present up to the first `None`; their own `x` is not read, but `x` as [`Amx::round_to_tiles`] leaves it.
+    pub(crate) fn new(
+        parts: &'a [Option<Part<'a>>],
+        x: &'a [f32],
+        rows: usize,
+        in_features: usize,
+        threads: usize,
+    ) -> Self {
+        let panels = panels(parts);
+        let wanted = if threads == 1 { 1 } else { threads * ITEMS_PER_TASK };
+        let pairs = panels.div_ceil(2);
+        let row_ranges = rows.div_ceil(ITEM_ROWS).max(wanted.div_ceil(pairs.max(1)).min(rows / MIN_ITEM_ROWS)).max(1);
+        let item_rows = rows.div_ceil(row_ranges).next_multiple_of(2 * TILE);
+        let most = if in_features > UNCUT_K { ITEM_PANELS } else { panels.next_multiple_of(2) };
+        let item_panels = 2 * (pairs * row_ranges / wanted).clamp(1, (most / 2).max(1));
+        Self { parts, x, rows, in_features, panels, item_panels, item_rows }
+    }
+
+    /// Runs all items on at most `threads` tasks; `scratch` is [`TiledPlan::task`] elements for each.
+    pub(crate) fn run(&self, amx: Amx, threads: usize, scratch: &mut [f32]) {
+        let items = self.panels.div_ceil(self.item_panels) * self.rows.div_ceil(self.item_rows);
+        let slice = scratch.len() / threads.max(1);
+        tasks::run(items, threads.min(items), scratch, slice, |items, scratch| {
+            let tiles = Tiles::configure(amx);
+            for item in items {
+                // SAFETY: each item goes to one task once, and items are disjoint rectangles.
+                unsafe { self.run_item(amx, &tiles, item, scratch) };
+            }
+        });
+    }
+
+    /// # Safety
+    /// No other call with the same `item` may run at the same time.
+    unsafe fn run_item(&self, amx: Amx, tiles: &Tiles, item: usize, scratch: &mut [f32]) {
+        let row_ranges = self.rows.div_ceil(self.item_rows);
+        let first_row = item % row_ranges * self.item_rows;
+        let rows = first_row..(first_row + self.item_rows).min(self.rows);
+        let first_panel = item / row_ranges * self.item_panels;
+        let item_panels = first_panel..(first_panel + self.item_panels).min(self.panels);
+        let k_block = block_len(self.in_features);
+        let (weights, sums) = scratch.split_at_mut(2 * k_block / STEP * TILE_ELEMENTS);
+        // Sums of one pair of panels: four tiles for every 32 rows.
+        let pair_sums = rows.len().div_ceil(2 * TILE) * 4 * TILE_ELEMENTS;
+        for start in (0..self.in_features).step_by(k_block) {
+            let block = start..(start + k_block).min(self.in_features);
+            for (pair, panel) in item_panels.clone().step_by(2).enumerate() {
+                let panels = panel..(panel + 2).min(item_panels.end);
+                let sums =
+                    if self.in_features > k_block { &mut sums[pair * pair_sums..][..pair_sums] } else { &mut [] };
+                // SAFETY: other panels or other rows in every other item.
+                unsafe { self.run_pair(amx, tiles, panels, block.clone(), rows.clone(), weights, sums) };
+            }
+        }
+    }
+
+    /// One or two panels and one block of `k`, for a range of rows.
+    ///
+    /// # Safety
+    /// No other call with one of these panels and an overlapping range of rows may run at the same time.
+    #[expect(clippy::too_many_arguments, reason = "the three axes of a block, and the scratch for it")]
+    unsafe fn run_pair(
+        &self,
+        amx: Amx,
+        tiles: &Tiles,
+        panels: Range<usize>,
+        block: Range<usize>,
+        rows: Range<usize>,
+        weights: &mut [f32],
+        sums: &mut [f32],
+    ) {
+        let steps = block.len().div_ceil(STEP);
+        let all_steps = self.in_features.div_ceil(STEP);
+        let (w0, w1) = weights.split_at_mut(weights.len() / 2);
+        let (w0, w1) = (&mut w0[..steps * TILE_ELEMENTS], &mut w1[..steps * TILE_ELEMENTS]);
+        let columns = panels.clone().map(|panel| Columns::new(find(self.parts, panel)));
+        let mut targets = [None, None];
+        for ((target, columns), w) in targets.iter_mut().zip(columns).zip([&mut *w0, &mut *w1]) {
+            let (weight, panel) = (columns.part.weight, columns.panel);
+            amx.dequantize_to_tiles(weight.weight_type(), weight.panel(panel), block.start, block.len(), w);
+            *target = Some(columns);
+        }
+        let w = [Some(&*w0), (panels.len() > 1).then_some(&*w1)];
+        let x_block = |row: usize| {
+            let at = (row / TILE * all_steps + block.start / STEP) * TILE_ELEMENTS;
+            (row < rows.end).then(|| &self.x[at..][..steps * TILE_ELEMENTS])
+        };
+        let (first, last) = (block.start == 0, block.end == self.in_features);
+        let mut finished = Sums([0.0; 4 * TILE_ELEMENTS]);
+        for (i, row) in rows.clone().step_by(2 * TILE).enumerate() {
+            let kept = sums.get_mut(i * 4 * TILE_ELEMENTS..).map(|sums| sums.as_mut_ptr());
+            let from = if first { None } else { kept.map(<*mut f32>::cast_const) };
+            let to = if last { finished.0.as_mut_ptr() } else { kept.unwrap_or(std::ptr::null_mut()) };
+            let micro = Micro { x: [x_block(row), x_block(row + TILE)], w, steps, from, to };
+            // SAFETY: `finished` and, where there is more than one block of `k`, each four tiles of `sums` are ours.
+            unsafe { micro.run(tiles) };
+            if !last {
+                continue;
+            }
+            for (tile, sums) in finished.0.as_chunks::<TILE_ELEMENTS>().0.iter().enumerate() {
+                let row = row + tile / 2 * TILE;
+                if let (Some(columns), true) = (&targets[tile % 2], row < rows.end) {
+                    // SAFETY: this panel and these rows are this call's alone.
+                    unsafe { columns.finish(amx, sums, row, TILE.min(rows.end - row)) };
+                }
+            }
+        }
+    }
+}
+
+/// Four tiles of sums, aligned for whole lines.
+#[repr(align(64))]
+struct Sums([f32; 4 * TILE_ELEMENTS]);
+
+/// Where a panel's outputs go.
+struct Columns<'p, 'a> {
+    part: &'p Part<'a>,
+    panel: usize,
+    count: usize,
+    bias: [f32; PANEL],
+}
+
+impl<'p, 'a> Columns<'p, 'a> {
+    fn new((part, panel): (&'p Part<'a>, usize)) -> Self {
+        let first = panel * PANEL;
+        let count = PANEL.min(part.weight.out_features() - first);
+        let mut bias = [0.0; PANEL];
+        if let Some(values) = part.bias {
+            bias[..count].copy_from_slice(&values[first..][..count]);
+        }
+        Self { part, panel, count, bias }
+    }
+
+    /// # Safety
+    /// These rows of this panel are the caller's alone.
+    unsafe fn finish(&self, amx: Amx, sums: &[f32; TILE_ELEMENTS], row: usize, rows: usize) {
+        let stride = self.part.weight.out_features();
+        let out = self.part.out.row(row * stride + self.panel * PANEL, (rows - 1) * stride + self.count);
+        // SAFETY: in bounds of the output, as `row` checks, and the caller's alone.
+        unsafe { amx.finish(sums, &self.bias, (rows, self.count), out, stride) }
+    }
+}

@@ -1,0 +1,229 @@
+//! AMX: products of tiles of 16 rows, 16 columns and 32 bf16 of `k`.
+//!
+//! `tdpbf16ps` sums as the contract says: per output two chains of fused multiply-adds from +0, over the even and the odd words, then
+//! `acc + (even + odd)`, all rounded to nearest even with denormals flushed (Intel Software Developer's Manual, volume 2, TDPBF16PS). With
+//! operands of magnitude 0 or at least 2^-50 there is no denormal to flush, so its bits are those of the scalar kernel; NaNs alone have
+//! other payloads, and become canonical at the end.
+//!
+//! The intrinsics are not stable yet, so instructions on tiles are written as assembly. The compiler itself never uses a tile.
+
+mod micro;
+
+use std::arch::asm;
+use std::arch::x86_64::*;
+use std::marker::PhantomData;
+use std::sync::OnceLock;
+
+pub(crate) use micro::Micro;
+
+use super::Avx512;
+use super::avx512::{check_panel, finish, is_operand, words};
+use crate::WeightType;
+use crate::kernels::{K_BLOCK, Kernel, STEP_PAIRS, Scalar, VECTOR_ALIGN};
+use crate::layout::PANEL;
+
+/// Rows and columns of a tile of sums.
+pub(crate) const TILE: usize = 16;
+/// `k` of one step.
+pub(crate) const STEP: usize = 2 * STEP_PAIRS;
+/// Pairs of bf16 in a tile of operands, f32 in a tile of sums: 1 KiB.
+pub(crate) const TILE_ELEMENTS: usize = TILE * TILE;
+
+/// Proof that this CPU has AMX with bf16, AVX-512 with bf16, and that the system lets this process use tiles: `detect` is the only way to
+/// make one.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Amx {
+    vectors: Avx512,
+}
+
+impl Amx {
+    /// Asks the system once.
+    pub(crate) fn detect() -> Option<Self> {
+        static FOUND: OnceLock<Option<Amx>> = OnceLock::new();
+        *FOUND.get_or_init(|| {
+            let vectors = Avx512::detect().filter(|_| is_x86_feature_detected!("avx512bf16"))?;
+            (cpu_has_tiles() && system_saves_tiles() && system_permits_tiles()).then_some(Self { vectors })
+        })
+    }
+
+    /// The vector kernels, for what tiles are not made for.
+    pub(crate) fn vectors(self) -> Avx512 {
+        self.vectors
+    }
+
+    /// Rounds rows of `x` (`[rows][in_features]`) to tiles of operands, `[row block of 16][step][16 rows][32 k]` bf16; rows and `k` past the
+    /// end become zeros. `out` is whole row blocks.
+    pub(crate) fn round_to_tiles(self, x: &[f32], in_features: usize, out: &mut [f32]) {
+        let block_elements = in_features.div_ceil(STEP) * TILE_ELEMENTS;
+        let rows = x.len() / in_features;
+        assert!(rows * in_features == x.len() && out.len() == rows.div_ceil(TILE) * block_elements, "not whole blocks");
+        assert!(out.as_ptr().addr().is_multiple_of(VECTOR_ALIGN), "tiles are not aligned");
+        for (x, block) in x.chunks(TILE * in_features).zip(out.chunks_exact_mut(block_elements)) {
+            for r in 0..TILE {
+                match x.chunks_exact(in_features).nth(r) {
+                    // SAFETY: an `Amx` exists only after `detect` found the instructions. Row `r` of every tile of the block lies in `block`.
+                    Some(row) => unsafe { round_row(row, block[r * TILE..].as_mut_ptr()) },
+                    None => block.chunks_exact_mut(TILE_ELEMENTS).for_each(|tile| tile[r * TILE..][..TILE].fill(0.0)),
+                }
+            }
+        }
+    }
+
+    /// Dequantizes rows `start..start + len` of `k` of a panel to tiles of operands, `[step][16 pairs][16 columns][2]` bf16, the last one
+    /// filled up with zeros. `start` is whole blocks and steps. `out` is as many tiles. Not called for f32 weights.
+    pub(crate) fn dequantize_to_tiles(self, ty: WeightType, panel: &[u8], start: usize, len: usize, out: &mut [f32]) {
+        check_panel(ty, panel, start, len);
+        assert!(out.len() == len.div_ceil(STEP) * TILE_ELEMENTS, "not whole tiles");
+        assert!(out.as_ptr().addr().is_multiple_of(VECTOR_ALIGN), "tiles are not aligned");
+        let out: &mut [u32] = bytemuck::cast_slice_mut(out);
+        // SAFETY: an `Amx` exists only after `detect` found the instructions. The panel was checked and `out` has room for every pair.
+        let done = unsafe { words(ty, panel.as_ptr(), start, len, out.as_mut_ptr()) };
+        if !done {
+            dequantize_by_definition(ty, panel, start, len, out);
+        }
+        out[len.div_ceil(2) * PANEL..].fill(0);
+    }
+
+    /// Adds `bias` to a tile of sums, makes NaNs canonical, and writes `rows` rows of `columns` columns to `out`, `stride` apart.
+    ///
+    /// # Safety
+    /// These elements of `out` are the caller's alone.
+    pub(crate) unsafe fn finish(
+        self,
+        sums: &[f32; TILE_ELEMENTS],
+        bias: &[f32; PANEL],
+        (rows, columns): (usize, usize),
+        out: *mut f32,
+        stride: usize,
+    ) {
+        assert!(rows <= TILE && columns <= PANEL, "more than a tile");
+        // SAFETY: an `Amx` exists only after `detect` found the instructions; the output is the caller's promise.
+        unsafe { finish_tile(sums, bias, (rows, columns), out, stride) }
+    }
+}
+
+/// Types without vector code: the definition, then packed to pairs. What it gives is rounded, so its lower half is zero.
+fn dequantize_by_definition(ty: WeightType, panel: &[u8], start: usize, len: usize, out: &mut [u32]) {
+    let mut floats = [0.0f32; K_BLOCK * PANEL];
+    for (from, out) in (start..start + len).step_by(K_BLOCK).zip(out.chunks_mut(K_BLOCK / 2 * PANEL)) {
+        let len = K_BLOCK.min(start + len - from);
+        Scalar.dequantize(ty, panel, from, len, &mut floats);
+        for (pair, out) in floats.chunks_exact(2 * PANEL).zip(out.chunks_exact_mut(PANEL)).take(len.div_ceil(2)) {
+            let (even, odd) = pair.split_at(PANEL);
+            for ((out, even), odd) in out.iter_mut().zip(even).zip(odd) {
+                *out = even.to_bits() >> 16 | odd.to_bits();
+            }
+        }
+    }
+}
+
+/// Tiles of this thread, all eight configured as 16 rows of 64 bytes until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Tiles {
+    /// Registers belong to a thread.
+    thread: PhantomData<*const ()>,
+}
+
+impl Tiles {
+    pub(crate) fn configure(_: Amx) -> Self {
+        /// The operand of `ldtilecfg`: palette 1, then bytes of a row and rows of each tile.
+        #[repr(C, align(64))]
+        struct Config {
+            palette: u8,
+            start_row: u8,
+            reserved: [u8; 14],
+            row_bytes: [u16; 16],
+            rows: [u8; 16],
+        }
+        static CONFIG: Config = Config {
+            palette: 1,
+            start_row: 0,
+            reserved: [0; 14],
+            row_bytes: [64, 64, 64, 64, 64, 64, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0],
+            rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
+        };
+        // SAFETY: an `Amx` exists only where the system permits tiles; the operand is 64 valid bytes.
+        unsafe { asm!("ldtilecfg [{config}]", config = in(reg) &raw const CONFIG, options(nostack, readonly)) };
+        Self { thread: PhantomData }
+    }
+}
+
+impl Drop for Tiles {
+    /// Gives the registers back: the system saves them at each switch of threads while they are in use.
+    fn drop(&mut self) {
+        // SAFETY: `self` was made by `configure`, on this thread.
+        unsafe { asm!("tilerelease", options(nostack, nomem)) };
+    }
+}
+
+/// CPUID leaf 7: AMX-BF16 and AMX-TILE.
+fn cpu_has_tiles() -> bool {
+    const BF16: u32 = 1 << 22;
+    const TILE: u32 = 1 << 24;
+    __cpuid_count(0, 0).eax >= 7 && __cpuid_count(7, 0).edx & (BF16 | TILE) == BF16 | TILE
+}
+
+/// XCR0: the system saves tile configuration and tile data.
+fn system_saves_tiles() -> bool {
+    const TILE_STATE: u64 = 0b11 << 17;
+    // SAFETY: callers found AVX-512, which needs an enabled XSAVE.
+    is_x86_feature_detected!("xsave") && unsafe { _xgetbv(0) } & TILE_STATE == TILE_STATE
+}
+
+/// Asks Linux for tile data, once for all threads of the process; refused where an alternate signal stack is too small for it.
+#[cfg(target_os = "linux")]
+fn system_permits_tiles() -> bool {
+    const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
+    const XFEATURE_XTILEDATA: libc::c_long = 18;
+    // SAFETY: this call reads and writes no memory of ours.
+    unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
+}
+
+/// Other systems have their own ways to ask, and none is written yet.
+#[cfg(not(target_os = "linux"))]
+fn system_permits_tiles() -> bool {
+    false
+}
+
+/// # Safety
+/// `out` has room for a row of 32 bf16 in each of the tiles that `row` fills, a tile apart.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+unsafe fn round_row(row: &[f32], out: *mut f32) {
+    for (step, at) in (0..row.len()).step_by(STEP).enumerate() {
+        // Lanes past the end are not read, and are zeros.
+        let lanes = |len: usize| if len >= 16 { !0 } else { (1u16 << len) - 1 };
+        let left = row.len() - at;
+        let load = |at: usize, lanes: __mmask16| {
+            // SAFETY: the lanes named lie in `row`.
+            let value = unsafe { _mm512_maskz_loadu_ps(lanes, row.as_ptr().wrapping_add(at)) };
+            _mm512_maskz_mov_ps(is_operand(value), value)
+        };
+        let (low, high) = (load(at, lanes(left)), load(at + 16, lanes(left.saturating_sub(16))));
+        // SAFETY: `__m512bh` is 64 bytes of bf16; the caller's promise.
+        unsafe {
+            let words: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(high, low));
+            _mm512_store_si512(out.wrapping_add(step * TILE_ELEMENTS).cast(), words);
+        }
+    }
+}
+
+/// # Safety
+/// As [`Amx::finish`], with at most 16 rows and columns.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn finish_tile(
+    sums: &[f32; TILE_ELEMENTS],
+    bias: &[f32; PANEL],
+    (rows, columns): (usize, usize),
+    out: *mut f32,
+    stride: usize,
+) {
+    let lanes = if columns == PANEL { !0 } else { (1u16 << columns) - 1 };
+    // SAFETY: a tile has 16 rows of 16 sums, a bias has 16 floats; the output is the caller's promise.
+    unsafe {
+        let bias = _mm512_loadu_ps(bias.as_ptr());
+        for r in 0..rows {
+            let sum = finish(_mm512_loadu_ps(sums.as_ptr().wrapping_add(r * PANEL)), bias);
+            _mm512_mask_storeu_ps(out.wrapping_add(r * stride), lanes, sum);
+        }
+    }
+}

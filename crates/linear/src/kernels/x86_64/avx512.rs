@@ -1,0 +1,115 @@
+//! AVX-512: one register holds a panel's 16 columns, and each lane does what the scalar kernel does for its output.
+
+mod fused;
+mod tile;
+mod unpack;
+
+use std::arch::x86_64::*;
+
+pub(super) use tile::finish;
+pub(super) use unpack::words;
+
+use crate::WeightType;
+use crate::kernels::{K_BLOCK, Kernel, Scalar, Tile, VECTOR_ALIGN};
+use crate::layout::{self, PANEL};
+use crate::number::SMALLEST_OPERAND_BITS;
+
+/// Proof that this CPU has AVX-512 F, BW and VL: `detect` is the only way to make one.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Avx512 {
+    /// Whether it has the conversion to bf16 too.
+    bf16: bool,
+}
+
+impl Avx512 {
+    pub(crate) fn detect() -> Option<Self> {
+        let found = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vl");
+        found.then(|| Self { bf16: is_x86_feature_detected!("avx512bf16") })
+    }
+}
+
+/// Panics unless rows `start..start + len` of `k` are whole blocks of `panel`, aligned as panels are.
+pub(super) fn check_panel(ty: WeightType, panel: &[u8], start: usize, len: usize) {
+    assert!(layout::panel_bytes(ty, start + len).is_some_and(|bytes| bytes <= panel.len()), "k past the panel");
+    assert!(panel.as_ptr().addr().is_multiple_of(32), "panel is not aligned");
+    let block = ty.block_elements().max(2);
+    assert!(start.is_multiple_of(block) && (ty.block_elements() == 1 || len.is_multiple_of(block)), "partial blocks");
+}
+
+impl Kernel for Avx512 {
+    const TILE_ROWS: usize = 12;
+
+    fn round(self, x: &[f32], out: &mut [f32]) {
+        assert_eq!(x.len(), out.len(), "lengths differ");
+        // SAFETY: an `Avx512` exists only after `detect` found the instructions; the lengths are equal.
+        unsafe { round(x, out) }
+    }
+
+    fn dequantize(self, ty: WeightType, panel: &[u8], start: usize, len: usize, out: &mut [f32]) {
+        if !unpack::has(ty) {
+            return Scalar.dequantize(ty, panel, start, len, out);
+        }
+        check_panel(ty, panel, start, len);
+        assert!(len <= K_BLOCK && out.len() >= K_BLOCK * PANEL, "more than a k block");
+        assert!(out.as_ptr().addr().is_multiple_of(VECTOR_ALIGN), "output is not aligned");
+        // SAFETY: an `Avx512` exists only after `detect` found the instructions. The panel was checked, and `out` has room for a k block.
+        unsafe { unpack::floats(ty, panel.as_ptr(), start, len, out.as_mut_ptr()) }
+    }
+
+    unsafe fn tile(self, tile: &Tile<'_>) {
+        tile.check(Self::TILE_ROWS);
+        // SAFETY: an `Avx512` exists only after `detect` found the instructions; the operands are long enough, as just
+        // checked, and the output is the caller's promise.
+        unsafe { tile::run(tile) }
+    }
+
+    fn fuses(self, ty: WeightType, rows: usize) -> bool {
+        unpack::has(ty) && rows <= fused::ROWS
+    }
+
+    unsafe fn fused(self, ty: WeightType, panel: &[u8], start: usize, tile: &Tile<'_>) {
+        tile.check_x(fused::ROWS);
+        // An odd `k` is padded in panels of the 16-bit types, and blocks are even.
+        check_panel(ty, panel, start, 2 * tile.pairs);
+        // SAFETY: an `Avx512` exists only after `detect` found the instructions, the conversion too where `bf16` says so; `x` and the panel
+        // are long enough, as just checked, and the output is the caller's promise.
+        unsafe { if self.bf16 { fused::run_bf16(ty, panel, start, tile) } else { fused::run(ty, panel, start, tile) } }
+    }
+}
+
+/// # Safety
+/// The lengths are equal.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn round(x: &[f32], out: &mut [f32]) {
+    for i in (0..x.len()).step_by(16) {
+        // Lanes past the end are neither read nor written.
+        let lanes = if x.len() - i < 16 { (1 << (x.len() - i)) - 1 } else { !0 };
+        // SAFETY: the lanes named lie in both slices.
+        unsafe {
+            let value = _mm512_maskz_loadu_ps(lanes, x.as_ptr().wrapping_add(i));
+            let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(value, value);
+            let rounded = _mm512_mask_mov_ps(round_bf16(value), nan, _mm512_set1_ps(f32::NAN));
+            let rounded = _mm512_maskz_mov_ps(is_operand(value), rounded);
+            _mm512_mask_storeu_ps(out.as_mut_ptr().wrapping_add(i), lanes, rounded);
+        }
+    }
+}
+
+/// Rounds lanes to bf16, ties to even. NaNs must be canonical (of either sign).
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn round_bf16(value: __m512) -> __m512 {
+    let bits = _mm512_castps_si512(value);
+    let lowest_kept = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+    let rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), lowest_kept);
+    _mm512_castsi512_ps(_mm512_and_si512(rounded, _mm512_set1_epi32(!0xffff)))
+}
+
+/// Lanes whose magnitude is 2^-50 or more, or NaN.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn is_operand(value: __m512) -> __mmask16 {
+    _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(_mm512_abs_ps(value), _mm512_set1_ps(f32::from_bits(SMALLEST_OPERAND_BITS)))
+}
