@@ -262,5 +262,4 @@ pub(crate) fn scale_rows(x: &mut [f32], factor: &[f32], width: usize, threads: u
 }
 
 #[cfg(test)]
-#[path = "experts_tests.rs"]
 mod tests;
