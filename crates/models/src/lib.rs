@@ -28,4 +28,4 @@ pub use layers::rope::RopeScaling;
 pub use model::{Constant, LoadPlan, Model, WeightTypes};
 pub use profile::CpuProfile;
 pub use session::{CandleSession, CpuSession, PromptTarget, Session};
-pub use text::TextError;
+pub use text::{TextError, TextModel};

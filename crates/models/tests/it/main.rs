@@ -2,5 +2,6 @@
 
 mod chat;
 mod gguf;
+mod real_tokenizers;
 mod sampler;
 mod tokenizer;
