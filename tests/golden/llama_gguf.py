@@ -74,7 +74,7 @@ def _byte_tokens() -> list[str]:
     return [chr(b) for b in kept] + [chr(256 + i) for i in range(len(moved))]
 
 
-def _add_tokenizer(w: gguf.GGUFWriter, vocab: int) -> None:
+def add_tokenizer(w: gguf.GGUFWriter, vocab: int) -> None:
     """The least a reader can load: three special tokens, one merge, bytes as far as they go, fillers."""
     tokens = ["<unk>", "<s>", "</s>", "th", *_byte_tokens()]
     tokens += [f"<extra_{i}>" for i in range(vocab - len(tokens))]
@@ -133,7 +133,7 @@ def write(path, config, rope: dict, tensors: dict[str, tuple[np.ndarray, Q]], fi
     w.add_layer_norm_rms_eps(config.rms_norm_eps)
     w.add_vocab_size(config.vocab_size)
     _add_rope(w, config, rope)
-    _add_tokenizer(w, config.vocab_size)
+    add_tokenizer(w, config.vocab_size)
     for name, (data, kind) in tensors.items():
         if kind in (Q.F32, Q.F16):
             w.add_tensor(name, data)

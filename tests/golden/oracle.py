@@ -10,22 +10,22 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 import llama_gguf
 
 
-def rope_from_keys(keys: dict, tensors: dict[str, np.ndarray], dim: int) -> tuple[np.ndarray, float]:
+def rope_from_keys(keys: dict, tensors: dict[str, np.ndarray], dim: int, arch: str = "llama") -> tuple[np.ndarray, float]:
     """`(inverse frequencies [dim / 2], factor on cos and sin)` in f64, from GGUF keys as llama.cpp reads them."""
-    theta = float(keys["llama.rope.freq_base"])
+    theta = float(keys[f"{arch}.rope.freq_base"])
     inv = theta ** -(np.arange(0, dim, 2, dtype=np.float64) / dim)
     if "rope_freqs.weight" in tensors:
         inv = inv / tensors["rope_freqs.weight"].astype(np.float64)
-    kind = keys.get("llama.rope.scaling.type", "none")
-    factor = float(keys.get("llama.rope.scaling.factor", 1.0))
+    kind = keys.get(f"{arch}.rope.scaling.type", "none")
+    factor = float(keys.get(f"{arch}.rope.scaling.factor", 1.0))
     if kind == "none":
         return inv, 1.0
     if kind == "linear":
         return inv / factor, 1.0
     assert kind == "yarn", kind
-    original = int(keys["llama.rope.scaling.original_context_length"])
-    fast = float(keys.get("llama.rope.scaling.yarn_beta_fast", 32.0))
-    slow = float(keys.get("llama.rope.scaling.yarn_beta_slow", 1.0))
+    original = int(keys[f"{arch}.rope.scaling.original_context_length"])
+    fast = float(keys.get(f"{arch}.rope.scaling.yarn_beta_fast", 32.0))
+    slow = float(keys.get(f"{arch}.rope.scaling.yarn_beta_slow", 1.0))
 
     def correction(rotations: float) -> float:
         return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
@@ -34,7 +34,7 @@ def rope_from_keys(keys: dict, tensors: dict[str, np.ndarray], dim: int) -> tupl
     high = min(math.ceil(correction(slow)), dim - 1)
     # 1 keeps the frequency (extrapolation), 0 divides it by the factor (interpolation). arXiv:2309.00071, section 3.2.
     keep = 1 - np.clip((np.arange(dim // 2) - low) / max(high - low, 0.001), 0, 1)
-    log_multiplier = float(keys.get("llama.rope.scaling.yarn_log_multiplier", 0.0))
+    log_multiplier = float(keys.get(f"{arch}.rope.scaling.yarn_log_multiplier", 0.0))
 
     def mscale(m: float) -> float:
         return 0.1 * m * math.log(factor) + 1 if factor > 1 else 1.0
@@ -113,12 +113,29 @@ def _bf16_attention(module, query, key, value, attention_mask, scaling, **_):
     return out.transpose(1, 2).contiguous(), None
 
 
+def _rounded_experts(module):
+    """Forward of a module that holds its experts as `gate_up_proj` and `down_proj`, products rounded."""
+    gate_up, down = bf16(module.gate_up_proj.data), bf16(module.down_proj.data)
+
+    def forward(x, chosen, weights):
+        out = torch.zeros_like(x)
+        for slot in range(chosen.shape[1]):
+            gate, up = torch.einsum("nih,nh->ni", gate_up[chosen[:, slot]], bf16(x)).chunk(2, dim=-1)
+            inner = bf16(module.act_fn(gate) * up)
+            out += weights[:, slot, None] * torch.einsum("nhi,ni->nh", down[chosen[:, slot]], inner)
+        return out
+
+    return forward
+
+
 def round_products(model, attention: bool = True) -> None:
     """Makes a torch model multiply bf16-rounded operands with f32 sums: what 16-bit and block formats may cost.
 
-    With `attention`, also q, k, v and the unnormalized probabilities are rounded.
+    With `attention`, also q, k, v and the unnormalized probabilities are rounded. Routers stay exact: their weights are f32 in every file.
     """
     for module in model.modules():
+        if hasattr(module, "gate_up_proj") and isinstance(module.gate_up_proj, torch.nn.Parameter):
+            module.forward = _rounded_experts(module)
         if isinstance(module, torch.nn.Linear):
             rounded = bf16(module.weight.data)  # a copy: a tied embedding keeps its own values
             bias = module.bias

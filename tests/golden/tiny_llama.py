@@ -22,17 +22,20 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import case as golden
 import llama_gguf
 from oracle import GgufLlama, round_products
-
-GREEDY = 64
-# Exact products: the project's bound, and how far below it the reference itself has to be.
-F32_TOLERANCE = 2e-4
-F32_NOISE = 5e-5
-F32_MARGIN = 1e-3
-# bf16 products: the bound is this many times the largest error of a simulation, rounded up to 0.1 % of the range.
-BF16_HEADROOM = 2.0
-# A search for seeds looks at this many greedy steps, with margins above this part of the range.
-BF16_STEPS = 24
-BF16_MARGIN = 0.011
+from reference import (
+    BF16_MARGIN,
+    BF16_STEPS,
+    DISTINCT,
+    END,
+    F32_MARGIN,
+    F32_NOISE,
+    F32_TOLERANCE,
+    GREEDY,
+    bf16_bound,
+    chosen_rows,
+    margins,
+    run,
+)
 
 
 @dataclass
@@ -179,25 +182,6 @@ def load_model(config: LlamaConfig, state: dict[str, torch.Tensor]) -> LlamaForC
     return model
 
 
-@torch.no_grad()
-def run(model, ids: list[int], steps: int) -> tuple[np.ndarray, np.ndarray]:
-    """Logits `[rows + steps - 1, vocab]` of the prompt and of `steps` greedy tokens, and those tokens."""
-    out = model(torch.tensor([ids]), use_cache=True)
-    logits, tokens = [out.logits[0]], []
-    for _ in range(steps):
-        tokens.append(int(logits[-1][-1].argmax()))
-        if len(tokens) < steps:
-            out = model(torch.tensor([[tokens[-1]]]), cache=out.cache, use_cache=True)
-            logits.append(out.logits[0])
-    return torch.cat(logits).numpy(), np.array(tokens, dtype=np.int64)
-
-
-def margins(logits: np.ndarray) -> np.ndarray:
-    """Top-1 minus top-2 of each row, relative to the range (largest minus smallest) of that row."""
-    ordered = np.sort(logits, axis=-1)
-    return (ordered[:, -1] - ordered[:, -2]) / (ordered[:, -1] - ordered[:, 0])
-
-
 def build(c: Case):
     """Everything that a case's seed determines: config, stored tensors, prompt ids, f32 model."""
     config = make_config(c)
@@ -228,7 +212,7 @@ def decisive(c: Case) -> tuple[bool, str]:
     steps, floor = (GREEDY, 1.5 * F32_MARGIN) if c.exact else (BF16_STEPS, BF16_MARGIN)
     gap = margins(logits[len(ids) - 1 :])[:steps].min()
     distinct = len(set(tokens[:steps].tolist()))
-    return bool(gap > floor and 2 not in tokens and distinct >= 8), f"gap {gap:.5f}, {distinct} distinct"
+    return bool(gap > floor and END not in tokens and distinct >= DISTINCT), f"gap {gap:.5f}, {distinct} distinct"
 
 
 def write_config(c: Case, config: LlamaConfig, folder: Path) -> None:
@@ -245,12 +229,6 @@ def write_config(c: Case, config: LlamaConfig, folder: Path) -> None:
         fields["rope_theta"] = scaling.pop("rope_theta")
         fields["rope_scaling"] = scaling
     (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
-
-
-def chosen_rows(rows: int) -> list[int]:
-    """First, last and the rows around KV block borders (multiples of 64)."""
-    wanted = [0, 1, 2, 3, 6, 31, 62, 63, 64, 65, 126, 127, 128, 129, 200, 255, 256, 311, 447, 448, 511, 512, 600, 640]
-    return sorted({r for r in wanted if r < rows} | {max(rows - 2, 0), rows - 1})
 
 
 def write_case(c: Case) -> None:
@@ -296,12 +274,9 @@ def write_case(c: Case) -> None:
         tolerance, steps = F32_TOLERANCE, GREEDY
         assert gaps.min() > F32_MARGIN, f"{c.name}: margin {gaps.min():.2e}: take another seed"
     else:
-        tolerance = float(np.ceil(error * BF16_HEADROOM * 1000) / 1000)
-        # A token is safe while its margin exceeds what two logits off by half the bound each could close.
-        safe = gaps > tolerance
-        steps = GREEDY if safe.all() else int(safe.argmin())
+        tolerance, steps = bf16_bound(error, gaps)
         assert steps >= 16, f"{c.name}: only {steps} decisive greedy steps at tolerance {tolerance}: take another seed"
-    assert 2 not in greedy and distinct >= 8
+    assert END not in greedy and distinct >= DISTINCT
 
     rows = chosen_rows(c.rows)
     golden.write_tensors(

@@ -109,11 +109,29 @@ pub struct Checks {
     pub greedy_steps: usize,
 }
 
-/// A tiny random llama and its reference results.
+/// Architectures whose tiny cases the library is held to. A case of another one is for a model that the library cannot load yet.
+pub const SUPPORTED: &[&str] = &["llama"];
+
+/// A form in which a case holds its model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// `model.gguf`.
+    Gguf,
+    /// `config.json` beside safetensors: the case's folder itself.
+    Folder,
+}
+
+/// A tiny random model and its reference results.
 #[derive(Debug)]
 pub struct Tiny {
     /// Name of the case.
     pub name: String,
+    /// Architecture, as Hugging Face names the text model's type, without `_text`.
+    pub architecture: String,
+    /// Whether the folder's config is of transformers 5 or older: `new` or `old`. `None` where the case does not say.
+    pub dialect: Option<String>,
+    /// Files of the case, without `case.json`.
+    pub files: Vec<String>,
     /// Its bounds.
     pub checks: Checks,
     /// The prompt.
@@ -124,7 +142,7 @@ pub struct Tiny {
     pub logits: Vec<f32>,
     /// Greedy tokens after the prompt.
     pub greedy: Vec<u32>,
-    /// Inverse frequencies of RoPE, scaling included.
+    /// Inverse frequencies of RoPE, scaling included; of the layers without a window, where those with one have others.
     pub inv_freq: Vec<f32>,
 }
 
@@ -136,6 +154,8 @@ impl Tiny {
     pub fn load(name: &str) -> Result<Self> {
         #[derive(Deserialize)]
         struct Info {
+            architecture: String,
+            dialect: Option<String>,
             checks: Checks,
             prompt_rows: usize,
             files: Vec<String>,
@@ -147,6 +167,9 @@ impl Tiny {
         let tensors = Tensors::open(name, "logits.safetensors")?;
         let case = Self {
             name: name.to_owned(),
+            architecture: info.architecture,
+            dialect: info.dialect,
+            files: info.files,
             checks: info.checks,
             ids: tensors.ids("ids")?,
             rows: tensors.ids("rows")?.into_iter().map(|row| row as usize).collect(),
@@ -157,24 +180,58 @@ impl Tiny {
         ensure!(case.ids.len() == info.prompt_rows, "{name}: {} ids, {} rows", case.ids.len(), info.prompt_rows);
         ensure!(!case.rows.is_empty() && case.rows.is_sorted(), "{name}: rows {:?}", case.rows);
         ensure!(case.greedy.len() >= case.checks.greedy_steps && case.checks.greedy_steps > 0, "{name}: greedy steps");
+        ensure!(!case.forms().is_empty(), "{name}: neither model.gguf nor config.json");
         Ok(case)
     }
 
-    /// All of them.
+    /// All cases, of supported architectures or not.
+    ///
+    /// # Errors
+    /// As [`Tiny::load`].
+    pub fn every() -> Result<Vec<Self>> {
+        case_names("tiny-")?.iter().map(|name| Self::load(name)).collect()
+    }
+
+    /// The cases of supported architectures that have a GGUF file.
     ///
     /// # Errors
     /// As [`Tiny::load`]; and if there are fewer than the 14 that the folder came with.
     pub fn all() -> Result<Vec<Self>> {
-        let names = case_names("tiny-")?;
-        ensure!(names.len() >= 14, "only {} tiny cases: {names:?}", names.len());
-        names.iter().map(|name| Self::load(name)).collect()
+        let mut cases = Self::every()?;
+        cases.retain(|case| case.is_supported() && case.forms().contains(&Form::Gguf));
+        ensure!(cases.len() >= 14, "only {} tiny cases", cases.len());
+        Ok(cases)
     }
 
-    /// Loads the case's model.
+    /// Whether the library is held to this case.
+    #[must_use]
+    pub fn is_supported(&self) -> bool {
+        SUPPORTED.contains(&&*self.architecture)
+    }
+
+    /// The forms in which the case holds its model.
+    #[must_use]
+    pub fn forms(&self) -> Vec<Form> {
+        let has = |name: &str| self.files.iter().any(|file| file == name);
+        let forms = [(Form::Gguf, has("model.gguf")), (Form::Folder, has("config.json"))];
+        forms.into_iter().filter(|(_, there)| *there).map(|(form, _)| form).collect()
+    }
+
+    /// What to open for a form: the GGUF file, or the folder.
+    #[must_use]
+    pub fn path(&self, form: Form) -> PathBuf {
+        let folder = folder().join(&self.name);
+        match form {
+            Form::Gguf => folder.join("model.gguf"),
+            Form::Folder => folder,
+        }
+    }
+
+    /// Loads the case's GGUF file.
     ///
     /// # Errors
-    /// If `model.gguf` is missing or faulty.
+    /// If it is missing or faulty.
     pub fn model(&self) -> Result<Arc<Model>> {
-        model::load(&folder().join(&self.name).join("model.gguf"))
+        model::load(&self.path(Form::Gguf))
     }
 }

@@ -50,7 +50,6 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 fn prefill(args: &PrefillArgs) -> Result<()> {
-    let model = models::fetch(models::DEFAULT_MODEL)?;
     let build = ["build", "--release", "--package", "plimsoll", "--package", "plimsoll-tests"];
     shell::run(shell::cargo(build).args([
         "--features",
@@ -60,6 +59,8 @@ fn prefill(args: &PrefillArgs) -> Result<()> {
         "--bin",
         "peer-candle",
     ]))?;
+    // By the program just built: a dev build for this alone would take minutes.
+    let model = models::fetch_by_release_binary(models::DEFAULT_MODEL)?;
     let ids = shell::target_dir().join("bench-ids.txt");
     fs::write(&ids, prompt_ids(args.tokens.get())).with_context(|| format!("cannot write {}", ids.display()))?;
 
@@ -93,17 +94,15 @@ fn prefill(args: &PrefillArgs) -> Result<()> {
 }
 
 fn command(side: Side, model: &Path, ids: &Path, threads: usize) -> Command {
-    let binary =
-        |name: &str| shell::target_dir().join("release").join(format!("{name}{}", std::env::consts::EXE_SUFFIX));
     let mut command;
     match side {
         Side::Ours => {
-            command = Command::new(binary("plimsoll"));
+            command = Command::new(shell::release_binary("plimsoll"));
             command.args(["run", "--raw", "--json", "--max-tokens", "1", "--temperature", "0"]);
             command.arg("--threads").arg(threads.to_string()).arg("--model").arg(model).arg("--token-ids").arg(ids);
         }
         Side::Peer => {
-            command = Command::new(binary("peer-candle"));
+            command = Command::new(shell::release_binary("peer-candle"));
             command.arg(model).arg(ids);
         }
     }

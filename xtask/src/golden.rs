@@ -28,6 +28,7 @@ struct Script {
 
 const SCRIPTS: &[Script] = &[
     Script { name: "tiny_llama", path: "tiny_llama.py", args: &[] },
+    Script { name: "tiny_models", path: "tiny_models.py", args: &[] },
     Script { name: "smollm2", path: "smollm2.py", args: &["write", "--model", MODEL] },
     Script { name: "tokenizer", path: "tokenizer/make.py", args: &[MODEL] },
 ];
@@ -126,6 +127,6 @@ mod tests {
     #[test]
     fn an_unknown_script_is_an_error_that_names_the_known_ones() {
         let error = pick(&["lib".to_owned()]).err().unwrap().to_string();
-        assert_eq!(error, "no golden script `lib`; there are tiny_llama, smollm2, tokenizer");
+        assert_eq!(error, "no golden script `lib`; there are tiny_llama, tiny_models, smollm2, tokenizer");
     }
 }

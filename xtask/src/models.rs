@@ -11,6 +11,9 @@ use crate::shell;
 /// The model that the README's first command runs.
 pub(crate) const DEFAULT_MODEL: &str = "smollm2-135m";
 
+/// Every model that tests and benches may want, by short name.
+const MODELS: [&str; 2] = [DEFAULT_MODEL, "gemma3-270m"];
+
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -21,23 +24,39 @@ pub(crate) struct Args {
 enum What {
     /// Put models into the user's cache folder, if they are not there, and print their paths.
     Fetch {
-        /// Short names.
-        #[arg(default_value = DEFAULT_MODEL)]
+        /// Short names; all that tests and benches may want if none is given.
+        #[arg(default_values = MODELS)]
         names: Vec<String>,
     },
+    /// Print the short names that the binary knows.
+    List,
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let What::Fetch { names } = &args.what;
-    for name in names {
-        println!("{}", fetch(name)?.display());
+    match &args.what {
+        What::Fetch { names } => {
+            for name in names {
+                println!("{}", fetch(name)?.display());
+            }
+        }
+        What::List => print!("{}", shell::output(dev_binary().args(["models", "list"]))?),
     }
     Ok(())
 }
 
 /// The file of a model by short name, fetched if it is not there, by a binary built for it.
 pub(crate) fn fetch(name: &str) -> Result<PathBuf> {
-    fetch_by(shell::cargo(["run", "--quiet", "--package", "plimsoll", "--"]), name)
+    fetch_by(dev_binary(), name)
+}
+
+/// The binary, built in the dev profile first where that is due.
+fn dev_binary() -> Command {
+    shell::cargo(["run", "--quiet", "--package", "plimsoll", "--"])
+}
+
+/// The same by the release binary, which must be there: for chores that have built it anyway.
+pub(crate) fn fetch_by_release_binary(name: &str) -> Result<PathBuf> {
+    fetch_by(Command::new(shell::release_binary("plimsoll")), name)
 }
 
 /// The same by the debug binary that `cargo test --workspace` has built: building it alone would build candle a second time, with other features.

@@ -20,6 +20,11 @@ pub(crate) fn target_dir() -> PathBuf {
     env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), |dir| root().join(dir))
 }
 
+/// Where the release build of a program is.
+pub(crate) fn release_binary(name: &str) -> PathBuf {
+    target_dir().join("release").join(format!("{name}{}", env::consts::EXE_SUFFIX))
+}
+
 /// Cargo, in the root, with `args`.
 pub(crate) fn cargo<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));

@@ -20,11 +20,19 @@ pub enum Error {
     /// A layer the specification does not have.
     #[error("layer {layer} of {layers}")]
     NoSuchLayer { layer: usize, layers: usize },
+    /// A layer that holds something else.
+    #[error("layer {layer} holds {found}, not {expected}")]
+    LayerKind { layer: usize, expected: &'static str, found: &'static str },
+    /// A recurrent state of that length is gone: the tokens from `from` on must go through the model again.
+    #[error(
+        "layer {layer}: its state after {len_tokens} tokens cannot be taken back to {tokens}; prefill again from token {from}"
+    )]
+    NeedsPrefill { layer: usize, tokens: usize, len_tokens: usize, from: usize },
     /// `k` or `v` is not `rows` tokens long.
     #[error("{slice} has {actual} elements, {rows} rows need {expected}")]
     SliceLength { slice: &'static str, rows: usize, expected: usize, actual: usize },
     /// The system refused memory that was reserved.
-    #[error("the system has no {bytes} bytes for a KV block")]
+    #[error("the system has no {bytes} bytes for a sequence's state")]
     OutOfMemory { bytes: usize },
     /// The blocks do not make a view.
     #[error(transparent)]

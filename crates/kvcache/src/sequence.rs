@@ -1,14 +1,16 @@
-//! The KV of one sequence.
+//! The state of one sequence: KV and recurrent state.
 
 use plimsoll_attention::{KV_BLOCK_TOKENS, KvBlock, KvView};
 use plimsoll_memguard::Reservation;
 
 use crate::aligned::AlignedBytes;
-use crate::{BlockTable, Error, KvLayerSpec, KvSpec};
+use crate::recurrent::{Recurrent, StateStep};
+use crate::{BlockTable, Error, KvLayerSpec, KvSpec, LayerSpec};
 
-/// KV blocks of one sequence, allocated as tokens arrive and never past what was reserved.
+/// KV blocks of one sequence, allocated as tokens arrive and never past what was reserved, and its recurrent state.
 ///
-/// Dropping it frees the blocks, then the reservation.
+/// A pass appends to the layers with KV and [advances](Self::advance) the recurrent ones; then it [commits](Self::commit), or is undone by
+/// [`truncate`](Self::truncate) to where it started. Dropping a sequence frees its memory, then the reservation.
 #[derive(Debug)]
 pub struct Sequence {
     layers: Vec<Layer>,
@@ -18,14 +20,40 @@ pub struct Sequence {
 }
 
 #[derive(Debug)]
-struct Layer {
+enum Layer {
+    Kv(KvLayer),
+    Recurrent(Recurrent),
+    Stateless,
+}
+
+impl Layer {
+    const fn holds(&self) -> &'static str {
+        match self {
+            Self::Kv(_) => "keys and values",
+            Self::Recurrent(_) => "recurrent state",
+            Self::Stateless => "nothing",
+        }
+    }
+
+    /// Tokens held; `None` for a layer that holds nothing.
+    fn len(&self) -> Option<usize> {
+        match self {
+            Self::Kv(kv) => Some(kv.len),
+            Self::Recurrent(state) => Some(state.len()),
+            Self::Stateless => None,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct KvLayer {
     spec: KvLayerSpec,
     /// K, then V, of 64 tokens each.
     blocks: Vec<AlignedBytes>,
     len: usize,
 }
 
-impl Layer {
+impl KvLayer {
     fn blocks(&self, count: usize) -> impl Iterator<Item = KvBlock<'_>> {
         self.blocks[..count].iter().map(|bytes| {
             let (k, v) = bytes.split_at(self.spec.layout.k_block_bytes());
@@ -50,18 +78,22 @@ impl Layer {
 }
 
 impl Sequence {
-    /// An empty sequence of at most `max_tokens`. Allocates no KV yet.
+    /// An empty sequence of at most `max_tokens`. Allocates its recurrent state, and no KV yet.
     ///
     /// # Errors
-    /// [`Error::Reservation`] if `reservation` is smaller than [`KvSpec::bytes`] of `max_tokens`.
+    /// [`Error::Reservation`] if `reservation` is smaller than [`KvSpec::bytes`] of `max_tokens`; [`Error::OutOfMemory`].
     pub fn new(spec: &KvSpec, max_tokens: usize, reservation: Reservation) -> Result<Self, Error> {
         let (needed_bytes, reserved_bytes) = (spec.bytes(max_tokens), reservation.bytes());
         if reserved_bytes < needed_bytes {
             return Err(Error::Reservation { max_tokens, needed_bytes, reserved_bytes });
         }
         let blocks = max_tokens.div_ceil(KV_BLOCK_TOKENS);
-        let layers = spec.layers.iter().map(|&spec| Layer { spec, blocks: Vec::with_capacity(blocks), len: 0 });
-        Ok(Self { layers: layers.collect(), max_tokens, reservation })
+        let layer = |spec: &LayerSpec| match *spec {
+            LayerSpec::Kv(spec) => Ok(Layer::Kv(KvLayer { spec, blocks: Vec::with_capacity(blocks), len: 0 })),
+            LayerSpec::Recurrent(spec) => Recurrent::new(spec).map(Layer::Recurrent),
+            LayerSpec::Stateless => Ok(Layer::Stateless),
+        };
+        Ok(Self { layers: spec.layers.iter().map(layer).collect::<Result<_, _>>()?, max_tokens, reservation })
     }
 
     /// Stores `rows` tokens of one layer from position `start` on; tokens stored at or past `start` are forgotten first.
@@ -69,12 +101,14 @@ impl Sequence {
     /// `k`: `[rows, kv_heads, head_dim]`, `v`: `[rows, kv_heads, v_head_dim]`. Nothing stored before is copied.
     ///
     /// # Errors
-    /// [`Error::NoSuchLayer`], [`Error::SliceLength`], [`Error::Gap`] if `start` is past the stored tokens, [`Error::Capacity`],
-    /// [`Error::OutOfMemory`].
+    /// [`Error::NoSuchLayer`], [`Error::LayerKind`], [`Error::SliceLength`], [`Error::Gap`] if `start` is past the stored tokens,
+    /// [`Error::Capacity`], [`Error::OutOfMemory`].
     pub fn append(&mut self, layer: usize, start: usize, k: &[f32], v: &[f32], rows: usize) -> Result<(), Error> {
-        let layers = self.layers.len();
         let max_tokens = self.max_tokens;
-        let stored = self.layers.get_mut(layer).ok_or(Error::NoSuchLayer { layer, layers })?;
+        let stored = match self.layer_mut(layer)? {
+            Layer::Kv(stored) => stored,
+            other => return Err(wrong_kind(layer, "keys and values", other)),
+        };
         let layout = stored.spec.layout;
         let (k_row, v_row) = (layout.kv_heads * layout.head_dim, layout.kv_heads * layout.v_head_dim);
         for (slice, actual, row) in [("k", k.len(), k_row), ("v", v.len(), v_row)] {
@@ -108,7 +142,7 @@ impl Sequence {
     /// Runs `f` on the first `kv_len` tokens of a layer; allocates nothing once `table` has grown to the sequence.
     ///
     /// # Errors
-    /// [`Error::NoSuchLayer`], [`Error::PastEnd`], [`Error::View`].
+    /// [`Error::NoSuchLayer`], [`Error::LayerKind`], [`Error::PastEnd`], [`Error::View`].
     pub fn with_view<R>(
         &self,
         layer: usize,
@@ -117,7 +151,10 @@ impl Sequence {
         f: impl FnOnce(&KvView<'_>) -> R,
     ) -> Result<R, Error> {
         let layers = self.layers.len();
-        let stored = self.layers.get(layer).ok_or(Error::NoSuchLayer { layer, layers })?;
+        let stored = match self.layers.get(layer).ok_or(Error::NoSuchLayer { layer, layers })? {
+            Layer::Kv(stored) => stored,
+            other => return Err(wrong_kind(layer, "keys and values", other)),
+        };
         if kv_len > stored.len {
             return Err(Error::PastEnd { layer, kv_len, len_tokens: stored.len });
         }
@@ -126,16 +163,62 @@ impl Sequence {
         })
     }
 
-    /// Forgets all tokens from `tokens` on and frees the blocks that hold none any more; does nothing past the end.
-    pub fn truncate(&mut self, tokens: usize) {
+    /// The state of a recurrent layer for a pass over `rows` tokens from position `start` on: what holds before them, and where to
+    /// write what holds after them. Several steps of a pass may ask, each for its own part of the state. Nothing is kept until
+    /// [`commit`](Self::commit).
+    ///
+    /// `start` is the length held, or 0, which forgets what is held.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchLayer`], [`Error::LayerKind`], [`Error::Gap`], [`Error::NeedsPrefill`], [`Error::Capacity`].
+    pub fn advance(&mut self, layer: usize, start: usize, rows: usize) -> Result<StateStep<'_>, Error> {
+        let max_tokens = self.max_tokens;
+        let state = match self.layer_mut(layer)? {
+            Layer::Recurrent(state) => state,
+            other => return Err(wrong_kind(layer, "recurrent state", other)),
+        };
+        let end_tokens = start.saturating_add(rows);
+        if end_tokens > max_tokens {
+            return Err(Error::Capacity { layer, end_tokens, max_tokens });
+        }
+        state.advance(layer, start, end_tokens)
+    }
+
+    /// Ends a pass: the states that it wrote take the place of those before it. KV needs no such call.
+    pub fn commit(&mut self) {
         for layer in &mut self.layers {
-            layer.truncate(tokens);
+            match layer {
+                Layer::Recurrent(state) => state.commit(),
+                Layer::Kv(_) | Layer::Stateless => {}
+            }
         }
     }
 
-    /// Tokens stored in every layer.
+    /// Forgets all tokens from `tokens` on, and what a pass has written to recurrent state without a commit; frees the blocks that hold
+    /// no token any more. Past the end there is nothing to forget.
+    ///
+    /// # Errors
+    /// [`Error::NeedsPrefill`] if a recurrent layer would have to go back to a length other than 0; nothing is changed then.
+    pub fn truncate(&mut self, tokens: usize) -> Result<(), Error> {
+        for (index, layer) in self.layers.iter().enumerate() {
+            match layer {
+                Layer::Recurrent(state) => state.check_truncate(index, tokens)?,
+                Layer::Kv(_) | Layer::Stateless => {}
+            }
+        }
+        for layer in &mut self.layers {
+            match layer {
+                Layer::Kv(kv) => kv.truncate(tokens),
+                Layer::Recurrent(state) => state.truncate(tokens),
+                Layer::Stateless => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Tokens held by every layer that holds any: KV as appended, recurrent state as committed.
     pub fn len(&self) -> usize {
-        self.layers.iter().map(|layer| layer.len).min().unwrap_or(0)
+        self.layers.iter().filter_map(Layer::len).min().unwrap_or(0)
     }
 
     /// Whether some layer stores no token.
@@ -143,9 +226,9 @@ impl Sequence {
         self.len() == 0
     }
 
-    /// Tokens stored in one layer; inside a pass, layers differ. 0 for a layer that does not exist.
+    /// Tokens stored in one layer; inside a pass, layers differ. 0 for a layer that does not exist or holds nothing.
     pub fn layer_len(&self, layer: usize) -> usize {
-        self.layers.get(layer).map_or(0, |layer| layer.len)
+        self.layers.get(layer).and_then(Layer::len).unwrap_or(0)
     }
 
     /// Most tokens it may hold.
@@ -153,13 +236,27 @@ impl Sequence {
         self.max_tokens
     }
 
-    /// KV bytes allocated now; [`KvSpec::bytes`] of the length between passes.
+    /// Bytes allocated now; [`KvSpec::bytes`] of the length between passes.
     pub fn bytes(&self) -> u64 {
-        self.layers.iter().map(|layer| layer.blocks.len() as u64 * layer.spec.block_bytes()).sum()
+        let bytes = |layer: &Layer| match layer {
+            Layer::Kv(kv) => kv.blocks.len() as u64 * kv.spec.block_bytes(),
+            Layer::Recurrent(state) => state.bytes(),
+            Layer::Stateless => 0,
+        };
+        self.layers.iter().map(bytes).sum()
     }
 
-    /// KV bytes reserved.
+    /// Bytes reserved.
     pub fn reserved_bytes(&self) -> u64 {
         self.reservation.bytes()
     }
+
+    fn layer_mut(&mut self, layer: usize) -> Result<&mut Layer, Error> {
+        let layers = self.layers.len();
+        self.layers.get_mut(layer).ok_or(Error::NoSuchLayer { layer, layers })
+    }
+}
+
+fn wrong_kind(layer: usize, expected: &'static str, found: &Layer) -> Error {
+    Error::LayerKind { layer, expected, found: found.holds() }
 }

@@ -8,7 +8,9 @@ use crate::Isa;
 #[non_exhaustive]
 pub enum Error {
     /// The GGML type id names no type this crate multiplies.
-    #[error("GGML type {ggml_id} is not supported; supported ids are 0, 1, 3, 8, 12, 14 and 30")]
+    #[error(
+        "GGML type {ggml_id} is not supported; supported ids are 0, 1, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 23, 30, 39"
+    )]
     UnsupportedType { ggml_id: u32 },
     /// A weight needs at least one row and one column.
     #[error("a weight of {out_features} x {in_features} is empty")]
@@ -37,6 +39,22 @@ pub enum Error {
     /// Fewer rows were pushed than the weight has.
     #[error("{pushed_rows} of {out_features} rows pushed")]
     MissingRows { pushed_rows: usize, out_features: usize },
+    /// The bytes given to [`quantize`](crate::quantize) are not exactly those of its values.
+    #[error("{elements} elements take {expected_bytes} bytes as {type_name}, {actual_bytes} given")]
+    QuantizedLength { type_name: &'static str, elements: usize, expected_bytes: u64, actual_bytes: u64 },
+    /// A type that is read but not made here.
+    #[error(
+        "values are not quantized to {type_name} here; F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 and Q4_K can be made"
+    )]
+    NoQuantizer { type_name: &'static str },
+    /// A value that no scale can reach.
+    #[error("element {index} is {found}; only finite values can be quantized")]
+    NotFinite { index: usize, found: &'static str },
+    /// Values so large that the block's scale, or the value itself, is past the largest 16-bit float.
+    #[error(
+        "the {elements} elements from {index} on are too large for {type_name}, whose scales end at 65504; keep them in F32"
+    )]
+    PastF16 { type_name: &'static str, index: usize, elements: usize },
     /// The CPU lacks an instruction set, or the system does not permit it.
     #[error("this CPU has no {isa}, or the system does not permit it; the best it has is {best}")]
     IsaUnavailable { isa: Isa, best: Isa },

@@ -2,6 +2,7 @@
 
 #[cfg(feature = "candle")]
 mod candle;
+mod codebook;
 mod error;
 mod isa;
 mod kernels;
@@ -9,6 +10,7 @@ mod layout;
 mod matmul;
 mod number;
 mod packed;
+mod quantize;
 pub mod reference;
 mod weight_type;
 
@@ -19,4 +21,5 @@ pub use isa::{Isa, Settings};
 pub use matmul::{Output, linear, scratch_bytes};
 pub use number::bf16_operand;
 pub use packed::{PackedWeight, Packer};
+pub use quantize::quantize;
 pub use weight_type::WeightType;

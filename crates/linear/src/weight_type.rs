@@ -14,82 +14,119 @@ pub enum WeightType {
     F16,
     /// The upper half of an f32.
     Bf16,
+    /// 32 elements of 4 bits, centred on 8, with one f16 scale.
+    Q4_0,
     /// 32 elements of 4 bits with one f16 scale and one f16 minimum.
     Q4_1,
+    /// 32 elements of 5 bits, centred on 16, with one f16 scale.
+    Q5_0,
+    /// 32 elements of 5 bits with one f16 scale and one f16 minimum.
+    Q5_1,
     /// 32 elements of 8 bits with one f16 scale.
     Q8_0,
+    /// 256 elements of 2 bits; sixteen 4-bit scales and minimums over two f16 factors.
+    Q2K,
+    /// 256 elements of 3 bits, centred on 4; sixteen 6-bit signed scales over one f16 factor.
+    Q3K,
     /// 256 elements of 4 bits; eight 6-bit scales and minimums over two f16 factors.
     Q4K,
+    /// 256 elements of 5 bits; eight 6-bit scales and minimums over two f16 factors.
+    Q5K,
     /// 256 elements of 6 bits; sixteen 8-bit scales over one f16 factor.
     Q6K,
+    /// 32 elements of 4 bits that index a table of 16 uneven steps, with one f16 scale.
+    Iq4Nl,
+    /// 256 elements of 4 bits that index the table of `Iq4Nl`; eight 6-bit signed scales over one f16 factor.
+    Iq4Xs,
+    /// 32 elements of 4-bit floats (E2M1) with one power of two as their scale: the OCP microscaling format MXFP4.
+    Mxfp4,
+}
+
+/// What GGML fixes for a type.
+struct Facts {
+    ggml_id: u32,
+    name: &'static str,
+    block_elements: usize,
+    block_bytes: usize,
 }
 
 impl WeightType {
     /// Every type, in ascending order of GGML ids except `Bf16`, which follows `F16`.
-    pub const ALL: [Self; 7] = [Self::F32, Self::F16, Self::Bf16, Self::Q4_1, Self::Q8_0, Self::Q4K, Self::Q6K];
+    pub const ALL: [Self; 16] = [
+        Self::F32,
+        Self::F16,
+        Self::Bf16,
+        Self::Q4_0,
+        Self::Q4_1,
+        Self::Q5_0,
+        Self::Q5_1,
+        Self::Q8_0,
+        Self::Q2K,
+        Self::Q3K,
+        Self::Q4K,
+        Self::Q5K,
+        Self::Q6K,
+        Self::Iq4Nl,
+        Self::Iq4Xs,
+        Self::Mxfp4,
+    ];
+
+    /// Ids and block sizes as in `ggml.h` and `ggml-common.h` of ggml.
+    const fn facts(self) -> Facts {
+        let (ggml_id, name, block_elements, block_bytes) = match self {
+            Self::F32 => (0, "F32", 1, 4),
+            Self::F16 => (1, "F16", 1, 2),
+            Self::Bf16 => (30, "BF16", 1, 2),
+            Self::Q4_0 => (2, "Q4_0", 32, 2 + 16),
+            Self::Q4_1 => (3, "Q4_1", 32, 2 + 2 + 16),
+            Self::Q5_0 => (6, "Q5_0", 32, 2 + 4 + 16),
+            Self::Q5_1 => (7, "Q5_1", 32, 2 + 2 + 4 + 16),
+            Self::Q8_0 => (8, "Q8_0", 32, 2 + 32),
+            Self::Q2K => (10, "Q2_K", 256, 16 + 64 + 2 + 2),
+            Self::Q3K => (11, "Q3_K", 256, 32 + 64 + 12 + 2),
+            Self::Q4K => (12, "Q4_K", 256, 2 + 2 + 12 + 128),
+            Self::Q5K => (13, "Q5_K", 256, 2 + 2 + 12 + 32 + 128),
+            Self::Q6K => (14, "Q6_K", 256, 128 + 64 + 16 + 2),
+            Self::Iq4Nl => (20, "IQ4_NL", 32, 2 + 16),
+            Self::Iq4Xs => (23, "IQ4_XS", 256, 2 + 2 + 4 + 128),
+            Self::Mxfp4 => (39, "MXFP4", 32, 1 + 16),
+        };
+        Facts { ggml_id, name, block_elements, block_bytes }
+    }
 
     /// The type with this GGML id.
     ///
     /// # Errors
-    /// [`Error::UnsupportedType`] for any id but 0, 1, 3, 8, 12, 14 and 30.
+    /// [`Error::UnsupportedType`] for an id that is none of [`WeightType::ALL`]'s.
     pub const fn from_ggml(ggml_id: u32) -> Result<Self, Error> {
-        match ggml_id {
-            0 => Ok(Self::F32),
-            1 => Ok(Self::F16),
-            3 => Ok(Self::Q4_1),
-            8 => Ok(Self::Q8_0),
-            12 => Ok(Self::Q4K),
-            14 => Ok(Self::Q6K),
-            30 => Ok(Self::Bf16),
-            _ => Err(Error::UnsupportedType { ggml_id }),
+        let mut index = 0;
+        while index < Self::ALL.len() {
+            if Self::ALL[index].ggml_id() == ggml_id {
+                return Ok(Self::ALL[index]);
+            }
+            index += 1;
         }
+        Err(Error::UnsupportedType { ggml_id })
     }
 
     /// The GGML id of this type.
     pub const fn ggml_id(self) -> u32 {
-        match self {
-            Self::F32 => 0,
-            Self::F16 => 1,
-            Self::Q4_1 => 3,
-            Self::Q8_0 => 8,
-            Self::Q4K => 12,
-            Self::Q6K => 14,
-            Self::Bf16 => 30,
-        }
+        self.facts().ggml_id
     }
 
-    /// GGML's name: `"F32"`, `"F16"`, `"BF16"`, `"Q4_1"`, `"Q8_0"`, `"Q4_K"` or `"Q6_K"`.
+    /// GGML's name, such as `"BF16"`, `"Q4_K"` or `"IQ4_XS"`.
     pub const fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "F32",
-            Self::F16 => "F16",
-            Self::Bf16 => "BF16",
-            Self::Q4_1 => "Q4_1",
-            Self::Q8_0 => "Q8_0",
-            Self::Q4K => "Q4_K",
-            Self::Q6K => "Q6_K",
-        }
+        self.facts().name
     }
 
     /// Elements in one quantization block; 1 for the float types.
     pub const fn block_elements(self) -> usize {
-        match self {
-            Self::F32 | Self::F16 | Self::Bf16 => 1,
-            Self::Q4_1 | Self::Q8_0 => 32,
-            Self::Q4K | Self::Q6K => 256,
-        }
+        self.facts().block_elements
     }
 
     /// Stored bytes of one quantization block.
     pub const fn block_bytes(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::F16 | Self::Bf16 => 2,
-            Self::Q4_1 => 20,
-            Self::Q8_0 => 34,
-            Self::Q4K => 144,
-            Self::Q6K => 210,
-        }
+        self.facts().block_bytes
     }
 
     /// Stored bytes of one row of `in_features` elements.
@@ -137,7 +174,19 @@ mod tests {
         for ty in WeightType::ALL {
             assert_eq!(WeightType::from_ggml(ty.ggml_id()), Ok(ty));
         }
-        assert_eq!(WeightType::from_ggml(2), Err(Error::UnsupportedType { ggml_id: 2 }));
+        // Removed ids, and formats without a packed layout: Q8_1, IQ2_XXS, TQ1_0.
+        for ggml_id in [4, 5, 9, 16, 34, 40, u32::MAX] {
+            assert_eq!(WeightType::from_ggml(ggml_id), Err(Error::UnsupportedType { ggml_id }));
+        }
+    }
+
+    #[test]
+    fn the_refusal_of_an_id_lists_every_supported_one() {
+        let message = Error::UnsupportedType { ggml_id: 9 }.to_string();
+        let mut ids: Vec<u32> = WeightType::ALL.iter().map(|ty| ty.ggml_id()).collect();
+        ids.sort_unstable();
+        let listed: Vec<String> = ids.iter().map(u32::to_string).collect();
+        assert!(message.ends_with(&format!("supported ids are {}", listed.join(", "))), "{message}");
     }
 
     #[test]

@@ -14,6 +14,8 @@ use std::collections::HashSet;
 pub enum Constant {
     /// A matrix, packed for the linear kernels; embedding rows are read from it too.
     Matrix(PackedWeight),
+    /// A stack of matrices of one shape and type, one per expert: a constant of three axes.
+    Experts(Vec<PackedWeight>),
     /// A norm weight, a bias, or computed frequencies.
     Vector(Vec<f32>),
 }
@@ -24,6 +26,7 @@ impl Constant {
     pub fn bytes(&self) -> u64 {
         match self {
             Self::Matrix(weight) => weight.bytes(),
+            Self::Experts(weights) => weights.iter().map(PackedWeight::bytes).sum(),
             Self::Vector(values) => std::mem::size_of_val(values.as_slice()) as u64,
         }
     }
@@ -34,7 +37,7 @@ impl Constant {
 pub struct WeightTypes(Vec<Option<WeightType>>);
 
 impl WeightTypes {
-    /// Storage type of the matrix in `slot`; f32 for everything that is no matrix.
+    /// Storage type of the matrix or stack of matrices in `slot`; f32 for everything else.
     #[must_use]
     pub fn of(&self, slot: Slot) -> WeightType {
         self.0.get(slot.index()).copied().flatten().unwrap_or(WeightType::F32)
@@ -125,6 +128,11 @@ impl LoadPlan {
                     weight_types.0[slot.index()] = Some(kind);
                     PackedWeight::packed_bytes(kind, out_features, in_features)
                 }
+                [experts, out_features, in_features] => {
+                    let kind = weight_type(&tensor)?;
+                    weight_types.0[slot.index()] = Some(kind);
+                    PackedWeight::packed_bytes(kind, out_features, in_features).saturating_mul(experts as u64)
+                }
                 _ => {
                     tensor.expect_type(VECTOR_TYPES)?;
                     4 * info.shape.iter().product::<usize>() as u64
@@ -182,6 +190,15 @@ impl LoadPlan {
                         .map(Constant::Matrix)
                         .map_err(|source| ModelError::Weight { tensor: info.name.clone(), source })?
                 }
+                [experts, out_features, in_features] => {
+                    let kind = weight_type(&tensor)?;
+                    let expert_bytes = tensor.data().len().checked_div(experts).filter(|&bytes| bytes > 0).unwrap_or(1);
+                    let weights = tensor.data().chunks(expert_bytes).map(|expert| {
+                        PackedWeight::pack(kind, out_features, in_features, expert, threads)
+                            .map_err(|source| ModelError::Weight { tensor: info.name.clone(), source })
+                    });
+                    Constant::Experts(weights.collect::<Result<_, _>>()?)
+                }
                 _ => Constant::Vector(f32_values(&tensor)?),
             });
             if let Err(error) = gguf.advise_done(&tensor) {
@@ -211,9 +228,11 @@ impl Model {
         values.resize_with(architecture.program.slots().len(), || None);
         let mut weight_types = WeightTypes(vec![None; values.len()]);
         for (slot, value) in constants {
-            if let Constant::Matrix(weight) = &value {
-                weight_types.0[slot.index()] = Some(weight.weight_type());
-            }
+            weight_types.0[slot.index()] = match &value {
+                Constant::Matrix(weight) => Some(weight.weight_type()),
+                Constant::Experts(weights) => weights.first().map(PackedWeight::weight_type),
+                Constant::Vector(_) => None,
+            };
             values[slot.index()] = Some(value);
         }
         let weights_bytes = values.iter().flatten().map(Constant::bytes).sum();
@@ -232,9 +251,25 @@ fn weight_type(tensor: &TensorView<'_>) -> Result<WeightType, ModelError> {
         .map_err(|source| ModelError::Weight { tensor: tensor.name().to_owned(), source })
 }
 
-/// Types in which a matrix can be stored.
-const MATRIX_TYPES: &[GgmlType] =
-    &[GgmlType::F32, GgmlType::F16, GgmlType::Bf16, GgmlType::Q4_1, GgmlType::Q8_0, GgmlType::Q4K, GgmlType::Q6K];
+/// Types in which a matrix can be stored: those that the linear kernels multiply with.
+const MATRIX_TYPES: &[GgmlType] = &[
+    GgmlType::F32,
+    GgmlType::F16,
+    GgmlType::Bf16,
+    GgmlType::Q4_0,
+    GgmlType::Q4_1,
+    GgmlType::Q5_0,
+    GgmlType::Q5_1,
+    GgmlType::Q8_0,
+    GgmlType::Q2K,
+    GgmlType::Q3K,
+    GgmlType::Q4K,
+    GgmlType::Q5K,
+    GgmlType::Q6K,
+    GgmlType::Iq4Nl,
+    GgmlType::Iq4Xs,
+    GgmlType::Mxfp4,
+];
 
 /// Types in which a norm weight, a bias or frequency factors can be stored.
 const VECTOR_TYPES: &[GgmlType] = &[GgmlType::F32, GgmlType::F16, GgmlType::Bf16];

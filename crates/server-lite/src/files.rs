@@ -1,6 +1,9 @@
 //! Files that appear under their names only when they are whole.
 
-use std::{io, path::Path};
+use std::{
+    io::{self, Write as _},
+    path::Path,
+};
 use tempfile::{Builder, NamedTempFile};
 
 /// A temporary file in `folder`, with the permissions that any new file of this user gets, so that it can be renamed to its final place.
@@ -13,4 +16,23 @@ pub(crate) fn temporary(folder: &Path, prefix: &str) -> io::Result<NamedTempFile
     #[cfg(unix)]
     builder.permissions(all);
     builder.tempfile_in(folder)
+}
+
+/// The folder that holds `path`.
+pub(crate) fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Writes a file that appears under its name when it is whole and on the device: a write that the system only promised is told of here.
+pub(crate) fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
+    let mut file = temporary(folder_of(path), ".writing-")?;
+    file.write_all(content)?;
+    put_in_place(file, path)
+}
+
+/// Renames a written file to its name once the device has it.
+pub(crate) fn put_in_place(file: NamedTempFile, path: &Path) -> io::Result<()> {
+    file.as_file().sync_all()?;
+    file.persist(path).map_err(|error| error.error)?;
+    Ok(())
 }

@@ -17,8 +17,7 @@ impl LogitsFile {
     /// Starts a file for the logits of all prompt rows, or of the last.
     pub(crate) fn create(path: &Path, prompt: &[u32], all_rows: bool, vocab_size: usize) -> Result<Self, AppError> {
         let fault = |source| AppError::File { doing: "write", path: path.to_owned(), source };
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let file = files::temporary(folder, ".logits-").map_err(fault)?;
+        let file = files::temporary(files::folder_of(path), ".logits-").map_err(fault)?;
         let mut this = Self { path: path.to_owned(), out: BufWriter::new(file) };
         this.write_header(prompt, if all_rows { prompt.len() } else { 1 }, vocab_size)?;
         Ok(this)
@@ -53,8 +52,7 @@ impl LogitsFile {
     pub(crate) fn finish(self) -> Result<(), AppError> {
         let fault = |source| AppError::File { doing: "write", path: self.path.clone(), source };
         let file = self.out.into_inner().map_err(|error| fault(error.into_error()))?;
-        file.persist(&self.path).map_err(|error| fault(error.error))?;
-        Ok(())
+        files::put_in_place(file, &self.path).map_err(fault)
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), AppError> {

@@ -128,7 +128,7 @@ fn bits_do_not_depend_on_the_passes_before() -> Result<()> {
             let mut stream = Stream::new(&subject, &executor, other)?;
             let parts = [stream.tokens.len()];
             feed(&mut executor, &mut stream.sequence, &stream.tokens, &parts, LogitRows::None, &mut (), |_, _| {})?;
-            stream.sequence.truncate(keep);
+            stream.sequence.truncate(keep)?;
             let mut got = Vec::new();
             let rest = &subject.prompt[keep..];
             feed(&mut executor, &mut stream.sequence, rest, &[rest.len()], LogitRows::All, &mut (), |_, logits| {

@@ -2,17 +2,18 @@
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
 use plimsoll_attention::{AttnParams, AttnShape, Isa, KV_BLOCK_TOKENS, KvDtype, KvLayout, Route, Settings};
-use plimsoll_kvcache::{BlockTable, Error, KvLayerSpec, KvSpec, Sequence};
+use plimsoll_kvcache::{BlockTable, Error, KvLayerSpec, KvSpec, LayerSpec, RecurrentSpec, Sequence};
 use plimsoll_memguard::{Budget, Kind, Ledger};
 use proptest::prelude::*;
 
+const FULL: KvLayerSpec =
+    KvLayerSpec { layout: KvLayout { kv_heads: 2, head_dim: 6, v_head_dim: 4, dtype: KvDtype::Bf16 }, window: None };
+const WINDOWED: KvLayerSpec =
+    KvLayerSpec { layout: KvLayout { kv_heads: 1, head_dim: 5, v_head_dim: 3, dtype: KvDtype::F32 }, window: Some(16) };
+
 /// Two layers of different shapes.
 fn spec() -> KvSpec {
-    let full = KvLayout { kv_heads: 2, head_dim: 6, v_head_dim: 4, dtype: KvDtype::Bf16 };
-    let windowed = KvLayout { kv_heads: 1, head_dim: 5, v_head_dim: 3, dtype: KvDtype::F32 };
-    KvSpec {
-        layers: vec![KvLayerSpec { layout: full, window: None }, KvLayerSpec { layout: windowed, window: Some(16) }],
-    }
+    KvSpec { layers: vec![FULL.into(), WINDOWED.into()] }
 }
 
 fn sequence(max_tokens: usize) -> Sequence {
@@ -27,7 +28,7 @@ fn number(layer: usize, token: usize, version: usize, index: usize) -> f32 {
 }
 
 fn rows(layer: usize, start: usize, rows: usize, version: usize) -> (Vec<f32>, Vec<f32>) {
-    let layout = spec().layers[layer].layout;
+    let layout = [FULL, WINDOWED][layer].layout;
     let make = |width: usize| {
         (start..start + rows).flat_map(|token| (0..width).map(move |i| number(layer, token, version, i))).collect()
     };
@@ -41,7 +42,7 @@ fn append(sequence: &mut Sequence, layer: usize, start: usize, count: usize, ver
 
 /// Attention of one query that likes all keys alike: reads every stored value through the kernels.
 fn mean_of_values(sequence: &Sequence, layer: usize, kv_len: usize, table: &mut BlockTable) -> Vec<f32> {
-    let layout = spec().layers[layer].layout;
+    let layout = [FULL, WINDOWED][layer].layout;
     let shape = AttnShape {
         rows: 1,
         kv_len,
@@ -87,7 +88,7 @@ fn blocks_come_with_tokens_and_go_with_truncation() {
         assert_eq!(sequence.bytes(), spec.bytes(start + count));
     }
     for tokens in [500, 165, 129, 128, 64, 1, 0] {
-        sequence.truncate(tokens);
+        sequence.truncate(tokens).unwrap();
         assert_eq!(sequence.len(), tokens.min(165));
         assert_eq!(sequence.bytes(), spec.bytes(tokens.min(165)));
     }
@@ -164,6 +165,114 @@ fn a_table_allocates_once_for_the_longest_view() {
     }
 }
 
+/// KV in layer 1 only: layers 0 and 3 recur, layer 2 holds nothing.
+fn hybrid() -> KvSpec {
+    let recurrent = |elements| LayerSpec::Recurrent(RecurrentSpec { elements });
+    KvSpec { layers: vec![recurrent(5), FULL.into(), LayerSpec::Stateless, recurrent(32)] }
+}
+
+fn hybrid_sequence(spec: &KvSpec, max_tokens: usize) -> Sequence {
+    let bytes = spec.bytes(max_tokens);
+    Sequence::new(spec, max_tokens, Ledger::new(Budget::Bytes(bytes)).reserve(Kind::Kv, bytes).unwrap()).unwrap()
+}
+
+/// Every recurrent layer counts tokens in its first element; layer 1 gets their rows.
+fn pass(sequence: &mut Sequence, start: usize, count: usize) -> Result<(), Error> {
+    for layer in [0, 3] {
+        let step = sequence.advance(layer, start, count)?;
+        step.after.copy_from_slice(step.before);
+        step.after[0] += count as f32;
+    }
+    let (k, v) = rows(0, start, count, 0);
+    sequence.append(1, start, &k, &v, count)
+}
+
+fn counted(sequence: &mut Sequence, layer: usize) -> f32 {
+    let len = sequence.layer_len(layer);
+    sequence.advance(layer, len, 0).unwrap().before[0]
+}
+
+#[test]
+fn recurrent_state_costs_the_same_at_every_length() {
+    let spec = hybrid();
+    // 5 and 32 elements in whole cache lines, twice.
+    assert_eq!((spec.recurrent_bytes(), spec.block_bytes()), (2 * (64 + 128), FULL.block_bytes()));
+    assert_eq!([0, 1, 65].map(|tokens| spec.bytes(tokens) - 384), [0, FULL.block_bytes(), 2 * FULL.block_bytes()]);
+    let mut sequence = hybrid_sequence(&spec, 100);
+    assert_eq!((sequence.bytes(), sequence.len()), (384, 0));
+    for (start, count) in [(0, 3), (3, 62), (65, 1)] {
+        pass(&mut sequence, start, count).unwrap();
+        sequence.commit();
+        assert_eq!((sequence.len(), sequence.bytes()), (start + count, spec.bytes(start + count)));
+    }
+    assert_eq!([counted(&mut sequence, 0), counted(&mut sequence, 3)], [66.0; 2]);
+}
+
+#[test]
+fn a_pass_that_is_not_committed_leaves_every_state_as_it_was() {
+    let spec = hybrid();
+    let mut sequence = hybrid_sequence(&spec, 100);
+    pass(&mut sequence, 0, 10).unwrap();
+    sequence.commit();
+    pass(&mut sequence, 10, 60).unwrap();
+    assert_eq!((sequence.len(), sequence.layer_len(1), sequence.layer_len(3)), (10, 70, 10));
+    sequence.truncate(10).unwrap();
+    assert_eq!((sequence.len(), sequence.bytes()), (10, spec.bytes(10)));
+    assert_eq!([counted(&mut sequence, 0), counted(&mut sequence, 3)], [10.0; 2]);
+    // A commit without a pass changes nothing.
+    sequence.truncate(10).unwrap();
+    sequence.commit();
+    assert_eq!((counted(&mut sequence, 0), sequence.len()), (10.0, 10));
+}
+
+#[test]
+fn recurrent_state_goes_back_to_the_start_or_nowhere() {
+    let mut sequence = hybrid_sequence(&hybrid(), 100);
+    pass(&mut sequence, 0, 10).unwrap();
+    sequence.commit();
+    let refused = Error::NeedsPrefill { layer: 0, tokens: 4, len_tokens: 10, from: 0 };
+    assert_eq!(sequence.truncate(4), Err(refused));
+    assert_eq!(sequence.advance(0, 4, 1).err(), Some(refused));
+    assert_eq!((sequence.len(), sequence.layer_len(1)), (10, 10), "nothing was forgotten");
+    assert_eq!(sequence.advance(3, 11, 1).err(), Some(Error::Gap { layer: 3, start: 11, len_tokens: 10 }));
+    let capacity = Error::Capacity { layer: 3, end_tokens: 101, max_tokens: 100 };
+    assert_eq!(sequence.advance(3, 10, 91).err(), Some(capacity));
+    sequence.truncate(10).unwrap();
+    sequence.truncate(11).unwrap();
+    assert_eq!(sequence.len(), 10);
+    sequence.truncate(0).unwrap();
+    assert_eq!((sequence.len(), counted(&mut sequence, 0)), (0, 0.0));
+    // A pass from 0 forgets by itself.
+    pass(&mut sequence, 0, 10).unwrap();
+    sequence.commit();
+    pass(&mut sequence, 0, 3).unwrap();
+    sequence.commit();
+    assert_eq!((sequence.len(), counted(&mut sequence, 3)), (3, 3.0));
+}
+
+#[test]
+fn a_layer_is_asked_only_for_what_it_holds() {
+    let mut sequence = hybrid_sequence(&hybrid(), 100);
+    let kind = |layer, expected, found| Error::LayerKind { layer, expected, found };
+    assert_eq!(sequence.append(0, 0, &[], &[], 0), Err(kind(0, "keys and values", "recurrent state")));
+    assert_eq!(sequence.advance(1, 0, 1).err(), Some(kind(1, "recurrent state", "keys and values")));
+    assert_eq!(sequence.advance(2, 0, 1).err(), Some(kind(2, "recurrent state", "nothing")));
+    assert_eq!(sequence.advance(4, 0, 1).err(), Some(Error::NoSuchLayer { layer: 4, layers: 4 }));
+    let mut table = BlockTable::new();
+    let view = sequence.with_view(3, 0, &mut table, |_| ());
+    assert_eq!(view, Err(kind(3, "keys and values", "recurrent state")));
+}
+
+#[test]
+fn a_model_without_kv_has_the_length_of_its_states() {
+    let spec = KvSpec { layers: vec![LayerSpec::Stateless, RecurrentSpec { elements: 4 }.into()] };
+    let mut sequence = hybrid_sequence(&spec, 10);
+    sequence.advance(1, 0, 7).unwrap();
+    assert_eq!(sequence.len(), 0, "not committed yet");
+    sequence.commit();
+    assert_eq!((sequence.len(), sequence.layer_len(0), sequence.layer_len(1)), (7, 0, 7));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
@@ -178,7 +287,7 @@ proptest! {
         for (version, &(layer, truncates, back, count)) in steps.iter().enumerate() {
             if truncates {
                 let tokens = model[layer].len().saturating_sub(back);
-                sequence.truncate(tokens);
+                sequence.truncate(tokens).unwrap();
                 model.iter_mut().for_each(|layer| layer.truncate(tokens));
             } else {
                 let start = model[layer].len().saturating_sub(back);
@@ -202,7 +311,7 @@ proptest! {
                     prop_assert!((mean - want).abs() < 1e-2, "layer {}: {} is not {}", layer, mean, want);
                 }
             }
-            let blocks: u64 = model.iter().zip(spec().layers).map(|(tokens, layer)| tokens.len().div_ceil(64) as u64 * layer.block_bytes()).sum();
+            let blocks: u64 = model.iter().zip([FULL, WINDOWED]).map(|(tokens, layer)| tokens.len().div_ceil(64) as u64 * layer.block_bytes()).sum();
             prop_assert_eq!(sequence.bytes(), blocks);
         }
     }

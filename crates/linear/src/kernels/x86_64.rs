@@ -61,6 +61,15 @@ impl Kernel for Avx2 {
                 WeightType::Q8_0 => dequantize::q8_0(panel, start, len, out),
                 WeightType::Q4K => dequantize::q4_k(panel, start, len, out),
                 WeightType::Q6K => dequantize::q6_k(panel, start, len, out),
+                WeightType::Q4_0 => dequantize::q4_0(panel, start, len, out),
+                WeightType::Q5_0 => dequantize::q5_0(panel, start, len, out),
+                WeightType::Q5_1 => dequantize::q5_1(panel, start, len, out),
+                WeightType::Q2K => dequantize::q2_k(panel, start, len, out),
+                WeightType::Q3K => dequantize::q3_k(panel, start, len, out),
+                WeightType::Q5K => dequantize::q5_k(panel, start, len, out),
+                WeightType::Iq4Nl => dequantize::iq4_nl(panel, start, len, out),
+                WeightType::Iq4Xs => dequantize::iq4_xs(panel, start, len, out),
+                WeightType::Mxfp4 => dequantize::mxfp4(panel, start, len, out),
             }
         }
     }

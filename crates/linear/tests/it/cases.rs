@@ -44,11 +44,18 @@ pub(crate) fn stored(ty: WeightType, out_features: usize, in_features: usize, ra
             WeightType::Bf16 => bytes.extend(half::bf16::from_f32(random.unit()).to_le_bytes()),
             _ => bytes.extend((0..ty.block_bytes()).map(|_| random.bits().to_le_bytes()[0])),
         }
+        if ty == WeightType::Mxfp4 {
+            // An exponent: values of 2^-13 to 12 * 2^-6.
+            bytes[start] = 115 + (random.bits() % 8).to_le_bytes()[0];
+        }
         let factors: &[usize] = match ty {
-            WeightType::Q4_1 | WeightType::Q4K => &[0, 2],
-            WeightType::Q8_0 => &[0],
+            WeightType::Q4_0 | WeightType::Q5_0 | WeightType::Q8_0 | WeightType::Iq4Nl | WeightType::Iq4Xs => &[0],
+            WeightType::Q4_1 | WeightType::Q5_1 | WeightType::Q4K | WeightType::Q5K => &[0, 2],
+            WeightType::Q2K => &[80, 82],
+            WeightType::Q3K => &[108],
             WeightType::Q6K => &[208],
-            _ => &[],
+            WeightType::F32 | WeightType::F16 | WeightType::Bf16 | WeightType::Mxfp4 => &[],
+            other => panic!("where are the factors of {other}?"),
         };
         for at in factors {
             let factor = f16::from_f32(random.unit() / 64.0).to_le_bytes();

@@ -6,5 +6,7 @@ mod bits;
 mod candle;
 mod cases;
 mod errors;
+mod golden;
 mod numbers;
 mod packing;
+mod quantize;

@@ -70,12 +70,17 @@ proptest! {
 }
 
 #[test]
-fn whole_panels_grow_by_at_most_3_percent() {
+fn whole_panels_grow_by_at_most_6_percent_and_most_types_not_at_all() {
     for ty in WeightType::ALL {
         for (n, k) in [(16, 256), (576, 1536), (49152, 768)] {
             let stored = (ty.row_bytes(k).unwrap() * n) as f64;
             let packed = PackedWeight::packed_bytes(ty, n, k) as f64;
-            assert!(packed <= 1.03 * stored + 64.0, "{ty} {n} x {k}: {packed} bytes for {stored}");
+            let bound = match ty {
+                WeightType::Mxfp4 => 1.06,
+                WeightType::Q3K | WeightType::Q4K | WeightType::Q5K | WeightType::Iq4Xs => 1.037,
+                _ => 1.0,
+            };
+            assert!(packed <= bound * stored + 64.0, "{ty} {n} x {k}: {packed} bytes for {stored}");
         }
     }
 }

@@ -6,7 +6,7 @@
 //! Keys follow llama.cpp. A key under `llama.attention.` or `llama.rope.` that is not known here is an error, and so is any other `llama.*` key
 //! that would change the arithmetic to something that is not implemented. Unknown keys elsewhere under `llama.` are warned of and ignored.
 
-use super::{Architecture, Dimensions, KvLayerShape, Ports, rope_constant};
+use super::{Architecture, Dimensions, KvLayerShape, LayerState, Ports, rope_constant};
 use crate::{
     error::ModelError,
     gguf::{Gguf, Value},
@@ -360,7 +360,7 @@ pub(crate) fn record(cfg: &Config, has_tensor: impl Fn(&str) -> bool) -> Result<
         program: b.build()?,
         ports: Ports { ids, positions, logit_rows, logits },
         computed,
-        kv_layers: vec![kv_layer; cfg.num_hidden_layers],
+        layers: vec![LayerState::Kv(kv_layer); cfg.num_hidden_layers],
         dimensions: Dimensions {
             layers: cfg.num_hidden_layers,
             hidden_size: cfg.hidden_size,

@@ -2,7 +2,7 @@
 
 use crate::{error::ModelError, gguf::Gguf, layers::rope::RopeFrequencies};
 use plimsoll_attention::{KvDtype, KvLayout};
-use plimsoll_kvcache::{KvLayerSpec, KvSpec};
+use plimsoll_kvcache::{KvLayerSpec, KvSpec, LayerSpec, RecurrentSpec};
 use plimsoll_program::{Program, Slot};
 
 pub mod llama;
@@ -16,10 +16,21 @@ pub struct Architecture {
     pub ports: Ports,
     /// Constants that are computed instead of read, by slot.
     pub computed: Vec<(Slot, Vec<f32>)>,
-    /// KV shape of each layer that keeps KV, by the `layer` of its `Attend` step.
-    pub kv_layers: Vec<KvLayerShape>,
+    /// What a sequence holds for each layer, by the layer's number: the `layer` of `Attend` and of the recurrent steps.
+    pub layers: Vec<LayerState>,
     /// Sizes that callers ask for.
     pub dimensions: Dimensions,
+}
+
+/// What a sequence holds for one layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LayerState {
+    /// Keys and values, for the `Attend` step of this layer.
+    Kv(KvLayerShape),
+    /// A state of constant size, for the recurrent steps of this layer.
+    Recurrent(RecurrentSpec),
+    /// Nothing.
+    Stateless,
 }
 
 /// KV of one layer, but for the type it is stored in, which is chosen at run time.
@@ -36,17 +47,21 @@ pub struct KvLayerShape {
 }
 
 impl Architecture {
-    /// KV of all layers, stored as `dtype`.
+    /// What a sequence holds for all layers, KV stored as `dtype`.
     #[must_use]
     pub fn kv_spec(&self, dtype: KvDtype) -> KvSpec {
-        let layers = self.kv_layers.iter().map(|shape| KvLayerSpec {
-            layout: KvLayout {
-                kv_heads: shape.kv_heads,
-                head_dim: shape.head_dim,
-                v_head_dim: shape.v_head_dim,
-                dtype,
-            },
-            window: shape.window,
+        let layers = self.layers.iter().map(|layer| match *layer {
+            LayerState::Kv(shape) => LayerSpec::Kv(KvLayerSpec {
+                layout: KvLayout {
+                    kv_heads: shape.kv_heads,
+                    head_dim: shape.head_dim,
+                    v_head_dim: shape.v_head_dim,
+                    dtype,
+                },
+                window: shape.window,
+            }),
+            LayerState::Recurrent(spec) => LayerSpec::Recurrent(spec),
+            LayerState::Stateless => LayerSpec::Stateless,
         });
         KvSpec { layers: layers.collect() }
     }

@@ -6,6 +6,7 @@
 use super::pass::{ExecError, LogitRows, Segment, dims};
 use crate::model::{Constant, Model};
 use candle_core::{D, DType, Device, IndexOp, Tensor};
+use plimsoll_linear::PackedWeight;
 use plimsoll_program::{
     Activation, AttendSpec, ChainId, Condition, CostModel, Dims, FlushMeter, MemoryPlan, Op, PoolModel, Program,
     RopeLayout, Rounding, Slot, SlotKind, Unary,
@@ -66,13 +67,10 @@ impl CandleExecutor {
         for &slot in program.constants() {
             let shape = program.slot(slot).shape.as_slice();
             constants[slot.index()] = Some(match model.constant(slot) {
-                Some(Constant::Matrix(weight)) => {
-                    let (rows, width) = (weight.out_features(), weight.in_features());
-                    let mut values = vec![0.0f32; rows * width];
-                    for (row, out) in values.chunks_exact_mut(width).enumerate() {
-                        weight.dequantize_row(row, out);
-                    }
-                    Tensor::from_vec(values, (rows, width), &device)?
+                Some(Constant::Matrix(weight)) => dequantized(weight, &device)?,
+                Some(Constant::Experts(weights)) => {
+                    let weights = weights.iter().map(|weight| dequantized(weight, &device));
+                    Tensor::stack(&weights.collect::<candle_core::Result<Vec<_>>>()?, 0)?
                 }
                 Some(Constant::Vector(values)) => Tensor::from_slice(values, shape, &device)?,
                 None => continue,
@@ -147,6 +145,16 @@ impl CandleExecutor {
         }
         Ok(logits)
     }
+}
+
+/// All of a weight as f32 `[out_features, in_features]`.
+fn dequantized(weight: &PackedWeight, device: &Device) -> candle_core::Result<Tensor> {
+    let (rows, width) = (weight.out_features(), weight.in_features());
+    let mut values = vec![0.0f32; rows * width];
+    for (row, out) in values.chunks_exact_mut(width).enumerate() {
+        weight.dequantize_row(row, out);
+    }
+    Tensor::from_vec(values, (rows, width), device)
 }
 
 fn as_u32(index: usize) -> u32 {

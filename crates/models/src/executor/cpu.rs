@@ -172,6 +172,11 @@ impl CpuExecutor {
         let architecture = model.architecture();
         let vocab_size = architecture.dimensions.vocab_size;
         let dims = dims(segments, logit_rows, vocab_size)?;
+        for segment in segments.iter_mut() {
+            // Before any row is written, so that a state which cannot go back costs no key or value.
+            let layer_fault = |source| ExecError::Kv { layer: fault_layer(&source), source };
+            segment.sequence.truncate(segment.start).map_err(layer_fault)?;
+        }
         self.make_layout(&dims);
         self.arena
             .resize(self.layout.size_bytes())
@@ -195,10 +200,12 @@ impl CpuExecutor {
         let result = self.pool.install(|| pass.chain(ChainId::MAIN, 0));
         if let Err(error) = result {
             for segment in segments {
-                // A sequence that holds no more than the start is as it was.
-                segment.sequence.truncate(segment.start);
+                undo(segment);
             }
             return Err(error);
+        }
+        for segment in segments {
+            segment.sequence.commit();
         }
         let program = &architecture.program;
         let range = byte_range(program, &self.layout, architecture.ports.logits, &dims);
@@ -219,6 +226,22 @@ impl CpuExecutor {
     pub fn release_arena(&mut self) {
         // Shrinking asks the system for nothing and cannot fail.
         let _ = self.arena.resize(0);
+    }
+}
+
+/// Takes a sequence back to where its segment starts; one that holds no more is as it was.
+fn undo(segment: &mut Segment<'_>) {
+    if let Err(error) = segment.sequence.truncate(segment.start) {
+        // The pass was let in only because this cut is possible, and no state goes ahead without a commit.
+        unreachable!("a sequence cannot go back to the start of its segment: {error}");
+    }
+}
+
+/// The layer at which a sequence refused to go back.
+fn fault_layer(error: &plimsoll_kvcache::Error) -> usize {
+    match error {
+        plimsoll_kvcache::Error::NeedsPrefill { layer, .. } => *layer,
+        _ => 0,
     }
 }
 

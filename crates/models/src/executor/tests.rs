@@ -48,7 +48,7 @@ impl Recurrent {
             program: b.build().unwrap(),
             ports: Ports { ids, positions, logit_rows, logits },
             computed: Vec::new(),
-            kv_layers: Vec::new(),
+            layers: Vec::new(),
             dimensions: Dimensions { layers: 0, hidden_size: WIDTH, vocab_size: VOCAB, context_length: 64 },
         };
         let mut random = Random(7);

@@ -41,8 +41,19 @@ fn planned_weights_bytes_are_those_of_the_loaded_model() {
 }
 
 #[test]
+fn a_matrix_can_be_stored_in_every_type_that_the_kernels_multiply() {
+    let kernels: Vec<(u32, &str)> = WeightType::ALL.iter().map(|ty| (ty.ggml_id(), ty.name())).collect();
+    let files: Vec<(u32, &str)> = MATRIX_TYPES.iter().map(|ty| (ty.id(), ty.name())).collect();
+    assert_eq!(files, kernels);
+    for (ty, kind) in WeightType::ALL.iter().zip(MATRIX_TYPES) {
+        let kind_sizes = (kind.block_elements(), kind.block_bytes());
+        assert_eq!((ty.block_elements(), ty.block_bytes()), kind_sizes, "{ty}");
+    }
+}
+
+#[test]
 fn block_formats_are_priced_as_they_are_packed() {
-    for kind in [GgmlType::Q4_1, GgmlType::Q8_0] {
+    for &kind in MATRIX_TYPES.iter().filter(|kind| kind.block_elements() == 32) {
         let file = TinyLlama::new().with("embedding_length", crate::testing::Setting::U32(32));
         let mut file = file.typed("token_embd.weight", &[VOCAB, 32], kind).tensor("output_norm.weight", &[32]);
         for layer in 0..2 {
@@ -106,6 +117,18 @@ fn a_wrong_shape_is_named_with_expected_and_found() {
                 assert_eq!((&*n, &e[..], &f[..]), (name, expected, found));
             }
             other => panic!("{name}: {other}"),
+        }
+    }
+}
+
+#[test]
+fn formats_without_a_kernel_are_named_with_those_that_have_one() {
+    let file = TinyLlama::new().with("embedding_length", crate::testing::Setting::U32(256));
+    for kind in GgmlType::ALL.iter().filter(|kind| !MATRIX_TYPES.contains(kind)) {
+        let error = fault(&file.clone().typed("token_embd.weight", &[VOCAB, 256], *kind)).to_string();
+        assert_eq!(error.lines().count(), 1, "{error}");
+        for part in ["'token_embd.weight'", kind.name(), "supported: F32, F16, BF16, Q4_0", "IQ4_XS, MXFP4"] {
+            assert!(error.contains(part), "'{part}' is not in: {error}");
         }
     }
 }

@@ -14,7 +14,7 @@ fn exp_is_within_two_ulp_of_the_system_and_one_at_zero() {
 #[test]
 fn random_sequence_is_the_published_one() {
     // First outputs for seed 1234567, as in the reference implementation's test.
-    let mut random = SplitMix64(1_234_567);
+    let mut random = SplitMix64::new(1_234_567);
     assert_eq!(
         [random.next(), random.next(), random.next()],
         [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423]
@@ -24,30 +24,38 @@ fn random_sequence_is_the_published_one() {
 #[test]
 fn head_of_the_order_is_sorted_in_steps_as_by_one_sort() {
     let logits: Vec<f32> = {
-        let mut random = SplitMix64(3);
+        let mut random = SplitMix64::new(3);
         // Many ties: only 97 values.
         (0..5000).map(|_| (random.next() % 97) as f32).collect()
     };
     let mut lazy: Vec<Candidate> = (0..).zip(&logits).map(|(id, &logit)| Candidate { logit, id }).collect();
-    let mut whole = lazy.clone();
-    whole.sort_by(Candidate::order);
-    let mut sorted = 0;
-    for wanted in [1, 2, 64, 65, 1000, 5000] {
-        sort_head(&mut lazy, &mut sorted, wanted);
-        assert!(sorted >= wanted);
-        let ids = |candidates: &[Candidate]| candidates[..wanted].iter().map(|c| c.id).collect::<Vec<_>>();
-        assert_eq!(ids(&lazy), ids(&whole), "first {wanted}");
+    for order in [Order::Likely, Order::Typical { expected: -0.4 }] {
+        let scale = Scale { best: 96.0, temperature: 50.0 };
+        let mut kept = Kept { tokens: 5000, total: 0.0, sorted: 0, order, scale };
+        let mut whole = lazy.clone();
+        whole.sort_by(|a, b| kept.compare(a, b));
+        for wanted in [1, 2, 64, 65, 1000, 5000] {
+            kept.sort(&mut lazy, wanted);
+            assert!(kept.sorted >= wanted);
+            let ids = |candidates: &[Candidate]| candidates[..wanted].iter().map(|c| c.id).collect::<Vec<_>>();
+            assert_eq!(ids(&lazy), ids(&whole), "first {wanted}, {order:?}");
+        }
     }
 }
 
 #[test]
 fn drawing_allocates_once() {
-    let mut sampler = Sampler::new(SamplerParams { temperature: 1.0, top_p: 0.9, ..SamplerParams::default() }).unwrap();
+    let params = SamplerParams { temperature: 1.0, top_p: 0.9, presence_penalty: 0.5, ..SamplerParams::default() };
+    let mut sampler = Sampler::new(params).unwrap();
     let logits: Vec<f32> = (0..1000).map(|i| (i % 37) as f32).collect();
     sampler.sample(&logits).unwrap();
-    let (start, capacity) = (sampler.candidates.as_ptr(), sampler.candidates.capacity());
+    let buffers = |sampler: &Sampler| {
+        let Sampler { candidates, adjusted, .. } = sampler;
+        (candidates.as_ptr(), candidates.capacity(), adjusted.as_ptr(), adjusted.capacity())
+    };
+    let before = buffers(&sampler);
     for _ in 0..100 {
         sampler.sample(&logits).unwrap();
     }
-    assert_eq!((start, capacity), (sampler.candidates.as_ptr(), sampler.candidates.capacity()));
+    assert_eq!(before, buffers(&sampler));
 }

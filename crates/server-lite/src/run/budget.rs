@@ -2,12 +2,13 @@
 
 use crate::{
     ALLOCATOR,
+    cli::{ChunkArg, RunArgs},
     error::{AppError, Longest, Shortfall},
 };
 use plimsoll_memguard::{
-    Budget as Limit, ByteSize, Ceilings, Kind, Ledger, LinuxProbe, Probe, Reservation, system_probe,
+    Budget as Limit, ByteSize, Ceilings, Kind, Ledger, LinuxProbe, Pass, Probe, Profile, Reservation, system_probe,
 };
-use plimsoll_program::Dims;
+use plimsoll_models::{arch::Architecture, sampler::SamplerParams};
 use std::sync::Arc;
 
 /// Tokens of an answer where the user does not say, if they fit.
@@ -22,8 +23,21 @@ const FLOOR_ROWS: usize = 64;
 /// Heap that a run needs beside the arena, the KV and what grows with the vocabulary: threads' stacks and queues, block tables, the answer's text.
 const RUN_HEAP_BYTES: u64 = 1 << 20;
 
-/// Per token of the vocabulary: the logits that decode starts from, and the sampler's candidates.
-const HEAP_BYTES_PER_VOCAB: u64 = 4 + 8;
+/// Heap that choosing tokens needs: the logits that decode starts from and the candidates, with biases and penalties the adjusted logits and
+/// what was said, in a map that doubles.
+pub(super) fn sampling_bytes(params: &SamplerParams, vocab_size: usize) -> u64 {
+    let plain = SamplerParams {
+        temperature: params.temperature,
+        top_k: params.top_k,
+        top_p: params.top_p,
+        min_p: params.min_p,
+        typical_p: params.typical_p,
+        seed: params.seed,
+        ..SamplerParams::default()
+    };
+    let per_token = if *params == plain { 4 + 8 } else { 4 + 8 + 4 + 32 };
+    per_token * vocab_size as u64
+}
 
 /// One ledger, and what is held of it for as long as the process runs.
 pub(super) struct Budget {
@@ -56,8 +70,9 @@ impl Admission {
     }
 }
 
-/// What a prompt needs, as functions of sizes.
-pub(super) struct Needs<'a> {
+/// What a prompt wants of a model.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Needs {
     pub(super) prompt_tokens: usize,
     pub(super) max_tokens: Option<usize>,
     /// Longest context the model was trained for.
@@ -66,8 +81,6 @@ pub(super) struct Needs<'a> {
     pub(super) chunk_rows: Option<usize>,
     /// Whether the logits of every prompt row are wanted, or of the last alone.
     pub(super) all_logits: bool,
-    pub(super) kv_bytes: &'a dyn Fn(usize) -> u64,
-    pub(super) transient_bytes: &'a dyn Fn(&Dims) -> u64,
 }
 
 impl Budget {
@@ -96,13 +109,13 @@ impl Budget {
     }
 
     /// Measures what is resident beside the weights and reserves it, with what the run's own heap will take.
-    pub(super) fn measure_overhead(&mut self, weights_bytes: u64, vocab_size: usize) -> Result<(), AppError> {
+    pub(super) fn measure_overhead(&mut self, weights_bytes: u64, sampling_bytes: u64) -> Result<(), AppError> {
         let footprint = self.probe.as_ref().and_then(|probe| probe.sample().footprint).unwrap_or(0);
         let resident = footprint.max(ALLOCATOR.live_bytes());
         self.resident_after_load_bytes = LinuxProbe::new().memory().rss_bytes;
         self.hold(
             Kind::Overhead,
-            resident.saturating_sub(weights_bytes) + RUN_HEAP_BYTES + HEAP_BYTES_PER_VOCAB * vocab_size as u64,
+            resident.saturating_sub(weights_bytes) + RUN_HEAP_BYTES + sampling_bytes,
             "what is resident after load",
         )
     }
@@ -117,6 +130,16 @@ impl Budget {
         }
     }
 
+    /// Reserves bytes for as long as the caller keeps the reservation.
+    pub(super) fn borrow(&self, kind: Kind, bytes: u64, what: &'static str) -> Result<Reservation, AppError> {
+        self.ledger.reserve(kind, bytes).map_err(|_| self.shortfall(what, bytes, Longest::Unknown))
+    }
+
+    /// What is not reserved yet; `None` without a limit.
+    pub(super) fn free_bytes(&self) -> Option<u64> {
+        self.ledger.usage().free_bytes()
+    }
+
     pub(super) fn shortfall(&self, what: &'static str, bytes: u64, longest: Longest) -> AppError {
         AppError::DoesNotFit(Box::new(Shortfall {
             what,
@@ -126,26 +149,37 @@ impl Budget {
         }))
     }
 
-    /// Reserves keys and values for prompt and answer, and transients for the smallest chunk and for decoding.
-    pub(super) fn admit(&mut self, needs: &Needs<'_>) -> Result<Admission, AppError> {
-        let free = self.ledger.usage().free_bytes().unwrap_or(u64::MAX);
-        let fits = |context| needs.total(context).is_some_and(|bytes| bytes <= free);
+    /// Refuses what can never fit: the prompt with the shortest answer that was asked for.
+    pub(super) fn refuse_if_too_long(&self, needs: &Needs, profile: &dyn Profile) -> Result<(), AppError> {
         let at_least = needs.prompt_tokens.saturating_add(needs.max_tokens.unwrap_or(1));
         if at_least > MAX_CONTEXT_TOKENS {
             let message = format!("prompt and answer are {at_least} tokens, more than {MAX_CONTEXT_TOKENS}");
             return Err(AppError::Usage(message));
         }
-        if !fits(at_least) {
-            let longest = longest_that_fits(at_least, fits);
-            return Err(self.shortfall(
-                "the prompt with its answer",
-                needs.total(at_least).unwrap_or(u64::MAX),
-                if longest > 0 { Longest::Tokens(longest) } else { Longest::Nothing },
-            ));
+        let fits = |context| self.fits(needs, profile, context);
+        if fits(at_least) {
+            return Ok(());
         }
+        let longest = longest_that_fits(at_least, fits);
+        Err(self.shortfall(
+            "the prompt with its answer",
+            needs.total(profile, at_least).unwrap_or(u64::MAX),
+            if longest > 0 { Longest::Tokens(longest) } else { Longest::Nothing },
+        ))
+    }
+
+    fn fits(&self, needs: &Needs, profile: &dyn Profile, context_tokens: usize) -> bool {
+        let free = self.free_bytes().unwrap_or(u64::MAX);
+        needs.total(profile, context_tokens).is_some_and(|bytes| bytes <= free)
+    }
+
+    /// Reserves keys and values for prompt and answer, and transients for the smallest chunk and for decoding.
+    pub(super) fn admit(&mut self, needs: &Needs, profile: &dyn Profile) -> Result<Admission, AppError> {
+        self.refuse_if_too_long(needs, profile)?;
         let max_tokens = needs.max_tokens.unwrap_or_else(|| {
             let left = needs.context_length.saturating_sub(needs.prompt_tokens).max(1);
             let wanted = DEFAULT_MAX_TOKENS.min(left);
+            let fits = |context| self.fits(needs, profile, context);
             longest_that_fits(needs.prompt_tokens + wanted, fits) - needs.prompt_tokens
         });
         let context = needs.prompt_tokens + max_tokens;
@@ -157,29 +191,42 @@ impl Budget {
         }
         // The last token of an answer is never fed back, but its place is cheap and the arithmetic plain.
         let context_tokens = context;
-        let kv_bytes = (needs.kv_bytes)(context_tokens);
-        let refused = |_| self.shortfall("the prompt with its answer", kv_bytes, Longest::Unknown);
-        let kv = self.ledger.reserve(Kind::Kv, kv_bytes).map_err(refused)?;
-        let transient_bytes = needs.smallest_transient(context_tokens);
-        let refused = |_| self.shortfall("the smallest chunk", transient_bytes, Longest::Unknown);
-        let transient = self.ledger.reserve(Kind::Transient, transient_bytes).map_err(refused)?;
+        let kv_bytes = profile.kv_bytes(context_tokens);
+        let kv = self.borrow(Kind::Kv, kv_bytes, "the prompt with its answer")?;
+        let transient_bytes = needs.smallest_transient(profile, context_tokens);
+        let transient = self.borrow(Kind::Transient, transient_bytes, "the smallest chunk")?;
         Ok(Admission { max_tokens, kv_bytes, transient, kv: Some(kv), context_tokens })
     }
 }
 
-impl Needs<'_> {
+impl Needs {
+    pub(super) fn new(args: &RunArgs, prompt_tokens: usize, architecture: &Architecture) -> Self {
+        Self {
+            prompt_tokens,
+            max_tokens: args.max_tokens,
+            context_length: architecture.dimensions.context_length,
+            chunk_rows: match args.chunk {
+                ChunkArg::Auto => None,
+                ChunkArg::Rows(rows) => Some(rows.get()),
+            },
+            all_logits: args.all_logits(),
+        }
+    }
+
     /// Bytes of KV and of the smallest passes for a context; `None` past 64 bits.
-    fn total(&self, context_tokens: usize) -> Option<u64> {
-        (self.kv_bytes)(context_tokens).checked_add(self.smallest_transient(context_tokens))
+    fn total(&self, profile: &dyn Profile, context_tokens: usize) -> Option<u64> {
+        profile.kv_bytes(context_tokens).checked_add(self.smallest_transient(profile, context_tokens))
     }
 
     /// The most that the smallest chunks, the tail after them and a decode step take at any place in the context.
-    fn smallest_transient(&self, context_tokens: usize) -> u64 {
+    fn smallest_transient(&self, profile: &dyn Profile, context_tokens: usize) -> u64 {
         let floor = self.chunk_rows.unwrap_or(FLOOR_ROWS).clamp(1, self.prompt_tokens.max(1));
         let tail = self.prompt_tokens % floor;
         let logit_rows = |rows| if self.all_logits { rows } else { 1 };
         let passes = [(floor, 0), (floor, logit_rows(floor)), (tail, logit_rows(tail)), (1, 1)];
-        let of = |(rows, logit_rows)| (self.transient_bytes)(&Dims { rows, logit_rows, kv_len: context_tokens });
+        let of = |(rows, logit_rows)| {
+            profile.transient_bytes(&Pass { rows, start: context_tokens.saturating_sub(rows), logit_rows })
+        };
         passes.into_iter().filter(|(rows, _)| *rows > 0).map(of).max().unwrap_or(0)
     }
 }
@@ -211,21 +258,30 @@ mod tests {
         }
     }
 
-    fn needs(prompt_tokens: usize, max_tokens: Option<usize>) -> Needs<'static> {
-        Needs {
-            prompt_tokens,
-            max_tokens,
-            context_length: 8192,
-            chunk_rows: None,
-            all_logits: false,
-            kv_bytes: &|context| 10 * context as u64,
-            transient_bytes: &|dims| 100 * dims.rows as u64,
+    fn needs(prompt_tokens: usize, max_tokens: Option<usize>) -> Needs {
+        Needs { prompt_tokens, max_tokens, context_length: 8192, chunk_rows: None, all_logits: false }
+    }
+
+    /// 10 bytes a token of context, 100 a row of a pass.
+    struct Plain;
+
+    impl Profile for Plain {
+        fn weights_bytes(&self) -> u64 {
+            0
+        }
+
+        fn kv_bytes(&self, context_tokens: usize) -> u64 {
+            10 * context_tokens as u64
+        }
+
+        fn transient_bytes(&self, pass: &Pass) -> u64 {
+            100 * pass.rows as u64
         }
     }
 
     #[test]
     fn an_answer_without_limit_gets_the_smaller_of_1024_and_what_fits() {
-        let max_tokens = |bytes, prompt| budget(bytes).admit(&needs(prompt, None)).map(|a| a.max_tokens).ok();
+        let max_tokens = |bytes, prompt| budget(bytes).admit(&needs(prompt, None), &Plain).map(|a| a.max_tokens).ok();
         assert_eq!(max_tokens(1 << 30, 100), Some(1024));
         assert_eq!(max_tokens(1 << 30, 8000), Some(192)); // the trained context ends
         assert_eq!(max_tokens(6400 + 10 * 300, 100), Some(200));
@@ -234,7 +290,8 @@ mod tests {
 
     #[test]
     fn a_refusal_names_the_longest_context_that_fits() {
-        let refused = |bytes, prompt, max| match budget(bytes).admit(&needs(prompt, Some(max))).map(|a| a.max_tokens) {
+        let admit = |bytes, prompt, max| budget(bytes).admit(&needs(prompt, Some(max)), &Plain).map(|a| a.max_tokens);
+        let refused = |bytes, prompt, max| match admit(bytes, prompt, max) {
             Err(AppError::DoesNotFit(shortfall)) => (shortfall.needed_bytes, shortfall.longest),
             other => panic!("{other:?}"),
         };
@@ -243,9 +300,17 @@ mod tests {
     }
 
     #[test]
+    fn penalties_and_biases_are_priced_where_there_are_any() {
+        let plain = SamplerParams { temperature: 0.7, top_k: Some(3), min_p: 0.1, seed: 9, ..SamplerParams::default() };
+        assert_eq!(sampling_bytes(&plain, 1000), 12_000);
+        assert_eq!(sampling_bytes(&SamplerParams { presence_penalty: 0.5, ..plain.clone() }, 1000), 48_000);
+        assert_eq!(sampling_bytes(&SamplerParams { logit_bias: [(1, 1.0)].into(), ..plain }, 1000), 48_000);
+    }
+
+    #[test]
     fn what_was_admitted_is_reserved_and_comes_back() {
         let mut budget = budget(100_000);
-        let admission = budget.admit(&needs(100, Some(100))).unwrap();
+        let admission = budget.admit(&needs(100, Some(100)), &Plain).unwrap();
         assert_eq!(budget.ledger.usage().reserved_bytes(), 2000 + 6400);
         drop(admission);
         assert_eq!(budget.ledger.usage().reserved_bytes(), 0);

@@ -2,6 +2,7 @@
 
 mod answer;
 mod budget;
+mod outputs;
 mod prompt;
 mod report;
 mod settings;
@@ -10,15 +11,16 @@ mod trace;
 use crate::{
     cli::{DeviceArg, RunArgs},
     error::AppError,
-    fetch,
+    fetch::Sources,
+    interrupt::interruptible,
 };
 use answer::Job;
-use budget::Budget;
+use budget::{Budget, Needs};
 use plimsoll_models::{
-    CpuExecutor, CpuSession, LoadPlan, StepObserver,
+    CpuExecutor, CpuProfile, CpuSession, LoadPlan, Model, ModelError, StepObserver,
     chat::ChatTemplate,
     gguf::Gguf,
-    sampler::{Sampler, SamplerParams},
+    sampler::{Sampler, StopMatcher},
     tokenizer::Tokenizer,
 };
 use plimsoll_prefill::CancelToken;
@@ -26,45 +28,69 @@ use std::{path::Path, sync::Arc};
 use trace::Observers;
 
 /// Answers the prompt of `args`. What can be refused is refused before weights are read.
-pub(crate) fn run(args: &RunArgs, cancel: &CancelToken) -> Result<(), AppError> {
-    let sampler = Sampler::new(SamplerParams {
-        temperature: args.temperature,
-        top_k: args.top_k,
-        top_p: args.top_p.unwrap_or(1.0),
-        seed: args.seed,
-    })?;
+pub(crate) fn run(args: &RunArgs, sources: &Sources, cancel: &CancelToken) -> Result<(), AppError> {
+    let sampler = Sampler::new(args.sampling.params())?;
+    let stops = StopMatcher::new(&args.sampling.stop)?;
     let settings = settings::cpu(args)?;
-    trace::check_path(args)?;
+    outputs::check(args)?;
     if args.device == DeviceArg::Metal {
         return Err(AppError::NoMetal);
     }
-    let given = prompt::read(args)?;
+    let mut budget = Budget::new(args.memory_budget);
+    let given = prompt::read(args, &budget, cancel)?;
 
-    let path = fetch::resolve(&args.model, args.cache.cache_dir.as_deref(), args.json)?;
+    let path = sources.resolve(&args.model, cancel)?;
+    if path.is_dir() && !path.join("config.json").exists() {
+        return Err(AppError::ModelFolder { path });
+    }
     let model_fault = |source| AppError::Model { path: path.clone(), source: Box::new(source) };
     let gguf = Gguf::open(&path).map_err(|source| model_fault(source.into()))?;
     let plan = LoadPlan::new(&gguf).map_err(model_fault)?;
-    let mut budget = Budget::new(args.memory_budget);
+    sampler.params().check_vocabulary(plan.architecture().dimensions.vocab_size)?;
     budget.reserve_weights(plan.weights_bytes())?;
 
     let text = load_text(&gguf, args, &path)?;
-    let prompt = prompt::encode(given, args.raw, text.as_ref(), plan.architecture().dimensions.vocab_size)?;
-    let model = Arc::new(plan.load(&gguf, settings.threads).map_err(model_fault)?);
-    // What is mapped of the file goes with it: from here on only the packed weights are resident.
-    drop(gguf);
-    budget.measure_overhead(model.weights_bytes(), model.architecture().dimensions.vocab_size)?;
-    if cancel.is_cancelled() {
-        return Err(AppError::Cancelled { done: 0, total: prompt.len() });
+    if text.is_none() && !args.sampling.stop.is_empty() {
+        return Err(AppError::Usage(
+            "--stop needs text, and the model has no tokenizer that makes it from ids".to_owned(),
+        ));
     }
+    if let (Some(bytes), Some((tokenizer, _))) = (given.text_bytes(), &text) {
+        // A text that no context can hold is not worth its tokens.
+        let needs = Needs::new(args, prompt::least_tokens(bytes, tokenizer), plan.architecture());
+        budget.refuse_if_too_long(&needs, &CpuProfile::of_plan(&plan, settings))?;
+    }
+    let encoding = prompt::reserve_encoding(&given, &budget)?;
+    let (raw, vocab_size) = (args.raw, plan.architecture().dimensions.vocab_size);
+    let (prompt, text) = interruptible(cancel, "tokenizing the prompt", move || {
+        prompt::encode(given, raw, text.as_ref(), vocab_size).map(|prompt| (prompt, text))
+    })??;
+    drop(encoding);
+    // What is mapped of the file ends with the load: from there on only the packed weights are resident.
+    let loaded = interruptible(cancel, "loading the weights", move || load(plan, &gguf, settings.threads))??;
+    let model = Arc::new(loaded.map_err(model_fault)?);
+    budget.measure_overhead(model.weights_bytes(), budget::sampling_bytes(sampler.params(), vocab_size))?;
 
     let tokenizer = text.map(|(tokenizer, _)| tokenizer);
-    let job = Job { args, model: &model, prompt: &prompt, tokenizer: tokenizer.as_ref(), sampler, budget, cancel };
+    let job =
+        Job { args, model: &model, prompt: &prompt, tokenizer: tokenizer.as_ref(), sampler, stops, budget, cancel };
     if args.trace_hashes.is_none() && args.memory_trace.is_none() {
         return on_cpu(job, settings, ()).map(|_| ());
     }
     let observers = Observers::new(args, prompt.len());
     let (session, memory) = on_cpu(job, settings, observers)?;
     session.observer().write(args, &session, memory)
+}
+
+/// Packs the weights on threads of our own: those of the library's global pool cannot be had with an error.
+fn load(plan: LoadPlan, gguf: &Gguf, threads: usize) -> Result<Result<Model, ModelError>, AppError> {
+    if threads == 1 {
+        return Ok(plan.load(gguf, threads));
+    }
+    let pool =
+        rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(|index| format!("plimsoll-load-{index}"));
+    let pool = pool.build().map_err(|source| AppError::Threads { threads, source })?;
+    Ok(pool.install(|| plan.load(gguf, threads)))
 }
 
 /// Tokenizer and chat template. Token ids need neither, so a file without them is then no fault.
@@ -92,9 +118,8 @@ fn on_cpu<O: StepObserver>(
 ) -> Result<(CpuSession<O>, report::Memory), AppError> {
     let executor = CpuExecutor::new(Arc::clone(job.model), settings)?.with_cancel(job.cancel.clone());
     let spec = job.model.architecture().kv_spec(settings.kv_dtype);
-    let kv_bytes = |context_tokens| spec.bytes(context_tokens);
-    let transient_bytes = |dims: &_| executor.plan(dims).peak_bytes;
-    let mut admission = job.admit(&kv_bytes, &transient_bytes)?;
+    let model = Arc::clone(job.model);
+    let mut admission = job.admit(&CpuProfile::of_model(&model, settings))?;
     let kv = admission.take_kv();
     let sequence = plimsoll_kvcache::Sequence::new(&spec, admission.context_tokens(), kv)
         .map_err(|source| plimsoll_models::ExecError::Kv { layer: 0, source })?;

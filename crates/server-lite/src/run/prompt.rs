@@ -1,15 +1,35 @@
 //! From what the user gave to token ids.
 
-use crate::{cli::RunArgs, error::AppError};
+use super::budget::Budget;
+use crate::{
+    cli::RunArgs,
+    error::{AppError, Longest},
+    interrupt::interruptible,
+};
+use plimsoll_memguard::{Kind, Reservation};
 use plimsoll_models::{
     chat::{ChatTemplate, Message},
     tokenizer::{AddSpecial, ParseSpecial, Tokenizer},
 };
+use plimsoll_prefill::CancelToken;
 use std::{
-    fs,
+    fs::File,
     io::{self, Read as _},
     path::Path,
 };
+
+/// Bytes of a prompt that are not priced: the program itself takes many times that, and a budget too small for it has better words for that.
+const UNPRICED_BYTES: u64 = 1 << 16;
+
+/// Heap per byte of a prompt's text while it becomes ids, at most: the text, its copy in the template's output, an id per byte in a vector that
+/// doubles, and what the tokenizer needs for the longest piece, which may be all of it.
+const ENCODING_BYTES_PER_BYTE: u64 = 64;
+
+/// The same for a text of ids: at least two bytes for each id of four, in a vector that doubles.
+const PARSING_BYTES_PER_BYTE: u64 = 8;
+
+/// The same for a file that is read: a vector that doubles has its old and its new copy at once.
+const READING_BYTES_PER_BYTE: u64 = 3;
 
 /// What the user gave, before any model is known.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,12 +38,27 @@ pub(super) enum Given {
     Ids(Vec<u32>),
 }
 
-/// Reads the prompt that the arguments name.
-pub(super) fn read(args: &RunArgs) -> Result<Given, AppError> {
+impl Given {
+    /// Bytes of the text; `None` for ids.
+    pub(super) fn text_bytes(&self) -> Option<u64> {
+        match self {
+            Self::Text(text) => Some(text.len() as u64),
+            Self::Ids(_) => None,
+        }
+    }
+}
+
+/// Reads the prompt that the arguments name, if the budget can hold it; Ctrl-C ends the wait for a pipe.
+pub(super) fn read(args: &RunArgs, budget: &Budget, cancel: &CancelToken) -> Result<Given, AppError> {
     let given = match (&args.prompt, &args.prompt_file, &args.token_ids) {
         (Some(text), _, _) => Given::Text(text.clone()),
-        (None, Some(path), _) => Given::Text(read_text(path)?),
-        (None, None, Some(path)) => Given::Ids(parse_ids(path, &read_text(path)?)?),
+        (None, Some(path), _) => Given::Text(read_text(path, budget, cancel)?),
+        (None, None, Some(path)) => {
+            let text = read_text(path, budget, cancel)?;
+            let bytes = priced(text.len() as u64, PARSING_BYTES_PER_BYTE);
+            let _parsing = budget.borrow(Kind::Overhead, bytes, "reading the ids")?;
+            Given::Ids(parse_ids(path, &text)?)
+        }
         (None, None, None) => {
             return Err(AppError::Usage("no prompt: give --prompt, --prompt-file or --token-ids".to_owned()));
         }
@@ -38,20 +73,39 @@ pub(super) fn read(args: &RunArgs) -> Result<Given, AppError> {
     }
 }
 
+/// Reserves what [`encode`] needs beside the ids, for as long as it runs.
+pub(super) fn reserve_encoding(given: &Given, budget: &Budget) -> Result<Reservation, AppError> {
+    let bytes = priced(given.text_bytes().unwrap_or(0), ENCODING_BYTES_PER_BYTE);
+    budget.borrow(Kind::Overhead, bytes, "tokenizing the prompt")
+}
+
+fn priced(text_bytes: u64, bytes_per_byte: u64) -> u64 {
+    text_bytes.saturating_sub(UNPRICED_BYTES).saturating_mul(bytes_per_byte)
+}
+
 /// What `path` is called in messages.
 fn shown(path: &Path) -> String {
     if path == Path::new("-") { "standard input".to_owned() } else { path.display().to_string() }
 }
 
-fn read_text(path: &Path) -> Result<String, AppError> {
-    let fault = |source| AppError::File { doing: "read", path: shown(path).into(), source };
-    let bytes = if path == Path::new("-") {
+fn read_text(path: &Path, budget: &Budget, cancel: &CancelToken) -> Result<String, AppError> {
+    let limit = (budget.free_bytes().unwrap_or(u64::MAX) / READING_BYTES_PER_BYTE).max(UNPRICED_BYTES);
+    let owned = path.to_owned();
+    let read = interruptible(cancel, format!("reading {}", shown(path)), move || -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
-        io::stdin().lock().read_to_end(&mut bytes).map_err(fault)?;
-        bytes
-    } else {
-        fs::read(path).map_err(fault)?
-    };
+        // A pipe or a device may never end: one byte past the limit tells that it is too long.
+        let limit = limit.saturating_add(1);
+        match owned == Path::new("-") {
+            true => io::stdin().lock().take(limit).read_to_end(&mut bytes)?,
+            false => File::open(&owned)?.take(limit).read_to_end(&mut bytes)?,
+        };
+        Ok(bytes)
+    })?;
+    let bytes = read.map_err(|source| AppError::File { doing: "read", path: shown(path).into(), source })?;
+    if bytes.len() as u64 > limit {
+        let needed = READING_BYTES_PER_BYTE.saturating_mul(bytes.len() as u64);
+        return Err(budget.shortfall("reading the prompt", needed, Longest::Unknown));
+    }
     String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
         AppError::Usage(format!("{} is not UTF-8 text: byte {at} starts no character", shown(path)))
@@ -66,6 +120,13 @@ fn parse_ids(path: &Path, text: &str) -> Result<Vec<u32>, AppError> {
         })
     };
     text.split_whitespace().enumerate().map(parse).collect()
+}
+
+/// Fewest tokens that `text_bytes` bytes can become: as many as there were if each were the vocabulary's longest token.
+pub(super) fn least_tokens(text_bytes: u64, tokenizer: &Tokenizer) -> usize {
+    let ids = 0..u32::try_from(tokenizer.vocab_size()).unwrap_or(u32::MAX);
+    let longest = ids.filter_map(|id| tokenizer.token_bytes(id).ok().map(<[u8]>::len)).max().unwrap_or(1);
+    usize::try_from(text_bytes.div_ceil(longest.max(1) as u64)).unwrap_or(usize::MAX)
 }
 
 /// Token ids of the prompt, checked against the vocabulary. Text goes through the model's chat template unless `raw`, or unless the model has none.

@@ -1,67 +1,22 @@
 //! `--trace-hashes` and `--memory-trace`: what the executor's loop tells when asked.
 
 use super::report::Memory;
-use crate::{cli::RunArgs, error::AppError};
+use crate::{cli::RunArgs, error::AppError, files};
 use plimsoll_memguard::{Probe, system_probe};
 use plimsoll_models::{CpuSession, HashSteps, StepEvent, StepObserver};
 use plimsoll_program::{ChainId, Dims, StepBytes};
 use plotters::prelude::*;
-use std::{
-    fmt::Write as _,
-    fs,
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{fmt::Write as _, path::Path, sync::Arc};
 
-/// Refuses, before anything runs, a trace file of an unknown kind, and outputs that would write over a device, a link, an input or each other.
-pub(super) fn check_path(args: &RunArgs) -> Result<(), AppError> {
-    match args.memory_trace.as_deref() {
-        Some(path) if Kind::of(path).is_none() => {
-            let message = format!("--memory-trace {}: the name must end in .csv or .svg", path.display());
-            return Err(AppError::Usage(message));
-        }
-        _ => {}
-    }
-    let given = |path: &Option<PathBuf>| path.as_deref().and_then(|path| path.canonicalize().ok());
-    let mut taken = vec![given(&Some(PathBuf::from(&args.model))), given(&args.prompt_file), given(&args.token_ids)];
-    let outputs = [
-        ("--logits-out", &args.logits_out),
-        ("--trace-hashes", &args.trace_hashes),
-        ("--memory-trace", &args.memory_trace),
-    ];
-    for (flag, path) in outputs {
-        let Some(path) = path.as_deref() else { continue };
-        if fs::symlink_metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
-            let message = format!("{flag} {}: it exists and is no regular file", path.display());
-            return Err(AppError::Usage(message));
-        }
-        let real = real_path(path);
-        if taken.iter().flatten().any(|taken| *taken == real) {
-            let message = format!("{flag} {}: another argument names the same file", path.display());
-            return Err(AppError::Usage(message));
-        }
-        taken.push(Some(real));
-    }
-    Ok(())
-}
-
-/// The path with its folder resolved, whether the file exists or not.
-fn real_path(path: &Path) -> PathBuf {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    match (folder.canonicalize(), path.file_name()) {
-        (Ok(folder), Some(name)) => folder.join(name),
-        _ => path.to_owned(),
-    }
-}
-
+/// What a trace file is, by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+pub(super) enum Kind {
     Csv,
     Svg,
 }
 
 impl Kind {
-    fn of(path: &Path) -> Option<Self> {
+    pub(super) fn of(path: &Path) -> Option<Self> {
         match path.extension()?.to_str()? {
             "csv" => Some(Self::Csv),
             "svg" => Some(Self::Svg),
@@ -108,7 +63,8 @@ impl Observers {
     /// Writes the files that were asked for.
     pub(super) fn write(&self, args: &RunArgs, session: &CpuSession<Self>, memory: Memory) -> Result<(), AppError> {
         let write = |path: &Path, text: &str| {
-            fs::write(path, text).map_err(|source| AppError::File { doing: "write", path: path.to_owned(), source })
+            let fault = |source| AppError::File { doing: "write", path: path.to_owned(), source };
+            files::write_whole(path, text.as_bytes()).map_err(fault)
         };
         if let (Some(path), Some(hashes)) = (&args.trace_hashes, &self.hashes) {
             write(path, &hash_lines(hashes))?;
@@ -116,7 +72,7 @@ impl Observers {
         if let Some(path) = &args.memory_trace {
             let rows = self.rows(session, memory);
             match Kind::of(path) {
-                Some(Kind::Svg) => draw(path, &rows, memory.budget_bytes)?,
+                Some(Kind::Svg) => write(path, &draw(path, &rows, memory.budget_bytes)?)?,
                 _ => write(path, &csv(&rows))?,
             }
         }
@@ -211,7 +167,7 @@ fn csv(rows: &[Row<'_>]) -> String {
 }
 
 /// The timeline as a picture: planned, measured, and the line that neither may pass.
-fn draw(path: &Path, rows: &[Row<'_>], budget_bytes: Option<u64>) -> Result<(), AppError> {
+fn draw(path: &Path, rows: &[Row<'_>], budget_bytes: Option<u64>) -> Result<String, AppError> {
     let mib = |bytes: u64| bytes as f64 / 1_048_576.0;
     let highest = rows.iter().map(|row| row.reserved_bytes.max(row.sample.footprint_bytes.unwrap_or(0))).max();
     let highest = mib(highest.unwrap_or(1));
@@ -220,7 +176,9 @@ fn draw(path: &Path, rows: &[Row<'_>], budget_bytes: Option<u64>) -> Result<(), 
     let top = 1.08 * line.unwrap_or(0.0).max(highest);
     let fault = |error: &dyn std::fmt::Display| AppError::Trace { path: path.to_owned(), message: error.to_string() };
 
-    let area = SVGBackend::new(path, (1000, 480)).into_drawing_area();
+    // In memory first: the library's own file is written when it is dropped, where nobody learns of a full device.
+    let mut svg = String::new();
+    let area = SVGBackend::with_string(&mut svg, (1000, 480)).into_drawing_area();
     area.fill(&WHITE).map_err(|error| fault(&error))?;
     let title = match budget_bytes {
         Some(bytes) => format!("memory of the prefill, budget {:.0} MiB", mib(bytes)),
@@ -268,5 +226,9 @@ fn draw(path: &Path, rows: &[Row<'_>], budget_bytes: Option<u64>) -> Result<(), 
         .border_style(BLACK)
         .draw()
         .map_err(|error| fault(&error))?;
-    area.present().map_err(|error| fault(&error))
+    area.present().map_err(|error| fault(&error))?;
+    // Both hold the text until they are dropped.
+    drop(chart);
+    drop(area);
+    Ok(svg)
 }

@@ -110,3 +110,43 @@ fn text_that_was_printed_stays_and_ends_with_a_line_end() {
     assert_eq!((ran.code, &*ran.stderr), (Some(0), ""));
     assert!(rest.ends_with('\n'), "{:?}", &rest[rest.len().saturating_sub(40)..]);
 }
+
+/// A program that waits for its input is ended by the first Ctrl-C, wherever the input comes from.
+#[test]
+fn waiting_for_the_prompt_ends_at_once() {
+    let Some(golden) = golden("tiny-one-row") else { return };
+    let folder = Folder::new();
+    let (model, fifo) = (golden.model.to_str().unwrap(), folder.arg("fifo"));
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    for (flag, source, shown) in [
+        ("--prompt-file", "-", "standard input"),
+        ("--token-ids", "-", "standard input"),
+        ("--prompt-file", &fifo, &fifo),
+        ("--token-ids", &fifo, &fifo),
+    ] {
+        let mut command = plimsoll(["run", "-m", model, flag, source]);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        // Held open: no end of input comes to its help.
+        let _input = child.stdin.take();
+        wait_for_handler(&mut child);
+        interrupt(&child);
+        let error = finish(child).fails(1);
+        assert_eq!(error, format!("error: cancelled while reading {shown}\n"));
+    }
+}
+
+/// Waits until Ctrl-C has been taken over; elsewhere than on Linux nobody tells, and a second is enough for a start.
+#[track_caller]
+fn wait_for_handler(child: &mut Child) {
+    let status = format!("/proc/{}/status", child.id());
+    if !std::path::Path::new(&status).exists() {
+        thread::sleep(Duration::from_secs(1));
+        return;
+    }
+    wait_until(child, || {
+        let text = std::fs::read_to_string(&status).unwrap_or_default();
+        let caught = text.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+        // SIGINT is number 2: the second bit.
+        caught.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).is_some_and(|mask| mask & 2 != 0)
+    });
+}

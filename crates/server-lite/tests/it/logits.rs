@@ -70,12 +70,3 @@ fn the_kv_type_is_used() {
     assert_eq!((f32.0, f16.0), (2 * f16.0, bf16.0));
     assert!(f32.1 != f16.1 && f16.1 != bf16.1, "another type gives other bits");
 }
-
-#[test]
-fn logits_that_cannot_be_written_are_a_fault_and_name_the_file() {
-    let Some(golden) = golden("tiny-one-row") else { return };
-    let folder = Folder::new();
-    let out = folder.arg("no such folder/out.safetensors");
-    let error = run_ids(&folder, &golden.model, &golden.ids, &["--logits-out", &out]).fails(1);
-    assert!(error.contains(&out), "{error}");
-}

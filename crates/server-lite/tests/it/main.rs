@@ -9,10 +9,13 @@ mod cancel;
 #[cfg(unix)]
 mod fetch;
 mod flags;
+#[cfg(unix)]
+mod hub;
 mod logits;
 mod memory;
 mod model_file;
 mod output;
+mod sampling;
 mod traces;
 mod usage;
 
@@ -98,11 +101,16 @@ impl Ran {
 /// The program, with none of the caller's settings.
 pub(crate) fn plimsoll<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("PLIMSOLL_")) {
+    for (name, _) in std::env::vars_os().filter(|(name, _)| is_setting(&name.to_string_lossy())) {
         command.env_remove(name);
     }
     command.env("PLIMSOLL_LOG", "error").args(args).stdin(Stdio::null());
     command
+}
+
+/// What of the environment the program reads.
+fn is_setting(name: &str) -> bool {
+    ["PLIMSOLL_", "HF_", "HUGGINGFACE_"].iter().any(|prefix| name.starts_with(prefix))
 }
 
 pub(crate) fn finish(mut command: Command) -> Ran {

@@ -1,6 +1,6 @@
 //! Exit code 3: what does not fit is refused before it is tried, with the numbers that help.
 
-use crate::{Folder, golden, model_file::ModelFile, run_ids};
+use crate::{Folder, golden, model_file::ModelFile, run, run_ids};
 
 const MIB: u64 = 1 << 20;
 
@@ -117,6 +117,52 @@ fn a_chunk_that_was_fixed_and_does_not_fit_is_refused() {
     run("400", budget_bytes).fails(3);
     let auto = run("16", budget_bytes).json();
     assert_eq!(auto["first_logits_sha256"], small["first_logits_sha256"]);
+}
+
+#[test]
+fn a_text_that_no_context_can_hold_is_refused_before_it_is_tokenized() {
+    let Some(golden) = golden("tiny-gqa-6x2") else { return };
+    let folder = Folder::new();
+    let model = golden.model.to_str().unwrap();
+    // 4 million letters; no token of this vocabulary is near as long as the context is short.
+    let prompt = folder.file("long.txt", "a".repeat(4_000_000));
+    let start = std::time::Instant::now();
+    let budget = ["--memory-budget", "128MiB"];
+    let error = run(["run", "-m", model, "--prompt-file", &prompt, "-n", "1"].iter().chain(&budget)).fails(3);
+    assert!(error.contains("the prompt with its answer") && named_context(&error) > 0, "{error}");
+    assert!(start.elapsed().as_secs() < 20, "it was tokenized first");
+    // Ids are as many as they are: the text of them is what does not fit.
+    let ids = folder.file("ids.txt", "1 ".repeat(9_000_000));
+    let error = run(["run", "-m", model, "--token-ids", &ids, "-n", "1"].iter().chain(&budget)).fails(3);
+    assert!(error.contains("reading the ids"), "{error}");
+}
+
+#[test]
+#[cfg(unix)]
+fn an_input_without_end_is_refused() {
+    let Some(golden) = golden("tiny-one-row") else { return };
+    let model = golden.model.to_str().unwrap();
+    for flag in ["--prompt-file", "--token-ids"] {
+        let error = run(["run", "-m", model, flag, "/dev/zero", "--memory-budget", "64MiB"]).fails(3);
+        assert!(error.contains("reading the prompt"), "{error}");
+    }
+}
+
+/// Threads need address space for their stacks: where there is none for so many, the count is told and nothing panics.
+#[test]
+#[cfg(target_os = "linux")]
+fn threads_that_cannot_be_started_are_told() {
+    let Some(golden) = golden("tiny-one-row") else { return };
+    let folder = Folder::new();
+    let ids = folder.ids(&[1]);
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", "ulimit -v 600000; exec \"$0\" \"$@\""]).arg(env!("CARGO_BIN_EXE_plimsoll"));
+    command.args(["run", "--token-ids", &ids, "-n", "1", "--threads", "1000", "-m"]).arg(&golden.model);
+    let output = command.output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.starts_with("error: cannot start 1000 threads: ") && stderr.contains("--threads"), "{stderr}");
+    assert!(!stderr.contains("panicked"), "{stderr}");
 }
 
 /// File pages leave the resident set once their tensor is packed, and there is no second copy of anything.

@@ -115,7 +115,7 @@ fn text_goes_in_and_comes_out_the_same_way_from_each_source() {
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_fault() {
+fn a_reader_that_goes_away_is_told_of_in_one_line() {
     let Some(golden) = golden("tiny-one-row") else { return };
     let (folder, model) = (Folder::new(), golden.model.to_str().unwrap().to_owned());
     let ids = folder.ids(&[1, 2, 3]);
@@ -124,7 +124,33 @@ fn a_reader_that_goes_away_is_no_fault() {
         let mut child = child.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         drop(child.stdout.take());
         let output = child.wait_with_output().unwrap();
-        assert_eq!((output.status.code(), String::from_utf8(output.stderr).unwrap()), (Some(0), String::new()));
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        assert!(
+            stderr.starts_with("error: cannot write to standard output: ") && stderr.lines().count() == 1,
+            "{stderr}"
+        );
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_full_device_is_told_of() {
+    let Some(golden) = golden("tiny-one-row") else { return };
+    let folder = Folder::new();
+    let (model, ids) = (golden.model.to_str().unwrap(), folder.ids(&[1, 2, 3]));
+    for args in [
+        &["run", "-m", model, "--token-ids", &ids, "-n", "2"][..],
+        &["run", "-m", model, "--token-ids", &ids, "-n", "2", "--json"],
+        &["models", "list"],
+        &["--help"],
+    ] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let mut command = plimsoll(args);
+        let output = command.stdout(full).stderr(Stdio::piped()).output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {stderr}");
+        assert!(stderr.starts_with("error: cannot write to standard output: "), "{args:?}: {stderr}");
     }
 }
 
@@ -143,7 +169,9 @@ fn a_seed_gives_one_text_and_another_seed_another() {
 #[test]
 fn models_are_listed_by_short_name() {
     let list = run(["models", "list"]).ok();
-    assert!(list.lines().any(|line| line.starts_with("smollm2-135m\tApache-2.0\t98362432 bytes")), "{list}");
+    assert!(list.lines().any(|line| line.starts_with("smollm2-135m\tApache-2.0\t98362432 bytes\t8192 ")), "{list}");
+    let gemma = "gemma3-270m\tGemma Terms of Use\t253113024 bytes\t32768 tokens of context";
+    assert!(list.lines().any(|line| line == gemma), "{list}");
 }
 
 #[test]

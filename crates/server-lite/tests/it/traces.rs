@@ -1,6 +1,6 @@
 //! `--memory-trace` and `--trace-hashes`.
 
-use crate::{Folder, golden, run_ids};
+use crate::{Folder, golden, run, run_ids};
 use std::fs;
 
 #[test]
@@ -82,14 +82,49 @@ fn step_hashes_are_the_same_in_two_runs_and_with_more_threads() {
 }
 
 #[test]
-fn traces_that_cannot_be_written_name_the_file() {
-    let Some(golden) = golden("tiny-one-row") else { return };
+fn an_output_whose_folder_is_not_there_is_refused_before_anything_runs() {
     let folder = Folder::new();
-    for (flag, name) in [("--memory-trace", "no/t.csv"), ("--memory-trace", "no/t.svg"), ("--trace-hashes", "no/h")] {
+    for (flag, name) in [
+        ("--memory-trace", "no/t.csv"),
+        ("--memory-trace", "no/t.svg"),
+        ("--trace-hashes", "no/h"),
+        ("--logits-out", "no/l.safetensors"),
+        ("--logits-out", "file/l.safetensors"),
+    ] {
+        folder.file("file", "in the way");
         let out = folder.arg(name);
-        let ran = run_ids(&folder, &golden.model, &golden.ids, &["-n", "0", flag, &out]);
-        assert_eq!(ran.code, Some(1), "{}", ran.stderr);
-        assert!(ran.stderr.starts_with("error: ") && ran.stderr.contains(name), "{}", ran.stderr);
+        // No model is there either: the output is what is told.
+        let error = run(["run", "-m", "no-such-model", "--prompt", "x", flag, &out]).fails(2);
+        assert!(error.contains(flag) && error.contains(name) && error.contains("no folder"), "{error}");
+    }
+    let error = run(["run", "-m", "no-such-model", "--prompt", "x", "--logits-out", ".."]).fails(2);
+    assert!(error.contains("no file"), "{error}");
+}
+
+/// Writes past a limit on the size of files fail like those to a full device, and the signal that comes with them must not end the process.
+#[test]
+#[cfg(unix)]
+fn a_write_that_fails_is_told_and_leaves_no_half_of_a_file() {
+    let Some(golden) = golden("tiny-one-row") else { return };
+    for (flag, name) in [
+        ("--memory-trace", "t.csv"),
+        ("--memory-trace", "t.svg"),
+        ("--trace-hashes", "h"),
+        ("--logits-out", "l.safetensors"),
+    ] {
+        let folder = Folder::new();
+        let (ids, out) = (folder.ids(&golden.ids), folder.arg(name));
+        let mut command = std::process::Command::new("sh");
+        // One block of 512 or 1,024 bytes: less than each of the files.
+        command.args(["-c", "ulimit -f 1; exec \"$0\" \"$@\""]).arg(env!("CARGO_BIN_EXE_plimsoll"));
+        command.args(["run", "--logit-rows", "all", "-n", "1", "-m"]).arg(&golden.model);
+        command.args(["--token-ids", &ids, flag, &out]);
+        let output = command.output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{flag}: {:?} {stderr}", output.status);
+        assert!(stderr.contains("error: cannot write") && stderr.contains(name), "{stderr}");
+        let left: Vec<_> = fs::read_dir(folder.path("")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left, ["ids.txt"], "{flag}");
     }
 }
 

@@ -30,12 +30,23 @@ fn faults_of_the_command_line_are_one_line_with_hints() {
         (&["run", "--prompt", "x", "--top-p", "nan"], "top_p is NaN"),
         (&["run", "--prompt", "x", "--top-k", "0"], "top_k is 0"),
         (&["run", "--prompt", "x", "--seed", "abc"], "abc"),
+        (&["run", "--prompt", "x", "--min-p", "1.5"], "min_p is 1.5"),
+        (&["run", "--prompt", "x", "--typical-p", "0"], "typical_p is 0"),
+        (&["run", "--prompt", "x", "--repetition-penalty", "-1"], "repetition_penalty is -1"),
+        (&["run", "--prompt", "x", "--presence-penalty", "nan"], "presence_penalty is NaN"),
+        (&["run", "--prompt", "x", "--frequency-penalty", "inf"], "frequency_penalty is inf"),
+        (&["run", "--prompt", "x", "--logit-bias", "5:1"], "\"5:1\" is not a token id"),
+        (&["run", "--prompt", "x", "--logit-bias", "5=inf"], "logit_bias of token 5 is inf"),
+        (&["run", "--prompt", "x", "--stop", ""], "stop string 0 of 1 is empty"),
         (&["run", "--prompt", "x", "--memory-trace", "t.png"], ".csv or .svg"),
         (&["run", "--prompt", "x", "-m", "no-such-model"], "smollm2-135m"),
         (&["run", "--prompt", "x", "-m", "line\nend"], "line\\nend"),
         (&["run", "--prompt", "x", "-m", "."], "folder"),
         (&["run", "--prompt", ""], "prompt is empty"),
-        (&["models", "fetch", "nothing"], "smollm2-135m"),
+        (&["models", "fetch", "nothing"], "smollm2-135m, gemma3-270m"),
+        (&["run", "--prompt", "x", "-m", "hf:repo"], "hf:org/repo[@revision]"),
+        (&["run", "--prompt", "x", "-m", "hf:org/repo:../x.gguf"], "not inside"),
+        (&["models", "fetch", "hf:org/repo@"], "revision"),
     ] {
         let error = run(args).fails(2);
         assert!(error.contains(part), "{args:?}: {error}");
@@ -107,4 +118,34 @@ fn files_that_cannot_be_read_are_exit_code_1() {
         let error = run(["run", "-m", model, flag, &missing]).fails(1);
         assert!(error.contains(&missing), "{error}");
     }
+}
+
+/// Names of files need not be text.
+#[test]
+#[cfg(unix)]
+fn a_model_path_that_is_not_utf8_is_a_path_like_any_other() {
+    use std::{ffi::OsStr, os::unix::ffi::OsStrExt as _};
+    let Some(golden) = golden("tiny-one-row") else { return };
+    let folder = Folder::new();
+    let (path, ids) = (folder.path("").join(OsStr::from_bytes(b"m\xff.gguf")), folder.ids(&[1, 2]));
+    let args = |path: &std::path::Path| {
+        let words = ["run", "--token-ids", &ids, "-n", "1", "-m"].map(std::ffi::OsString::from);
+        words.into_iter().chain([path.as_os_str().to_owned()]).collect::<Vec<_>>()
+    };
+    let error = run(args(&path)).fails(2);
+    assert!(error.contains("no model \"") && error.contains("m\u{fffd}.gguf"), "{error}");
+    std::fs::copy(&golden.model, &path).unwrap();
+    run(args(&path)).ok();
+    let mut command = crate::plimsoll(["run", "--token-ids", &ids, "-n", "1"]);
+    command.env("PLIMSOLL_MODEL", &path);
+    crate::finish(command).ok();
+}
+
+#[test]
+fn an_error_stays_one_short_line_whatever_it_quotes() {
+    let long = format!("no\u{202e}such{}", "x".repeat(100_000));
+    let error = run(["run", "--prompt", "x", "-m", &long]).fails(2);
+    let line = error.lines().next().unwrap();
+    assert!(line.chars().count() < 520 && line.contains("characters left out"), "{line}");
+    assert!(line.contains("no\\u{202e}such"), "{line}");
 }

@@ -1,13 +1,20 @@
 //! Panels to rounded f32, `[k][16]`.
 //!
 //! Every product of a factor, a scale and a quant is exact in f32 (at most 24 significant bits), so the fused
-//! multiply-adds below round exactly where the definition's separate sum does. Nonzero values of block formats and f16
-//! are at least 2^-24: only bf16 weights can be below 2^-50. A zero may come out with the other sign than the definition's,
+//! multiply-adds below round exactly where the definition's separate sum does. Nonzero values of f16 and of formats with f16
+//! scales are at least 2^-24: only bf16 and MXFP4 weights can be below 2^-50. A zero may come out with the other sign than the definition's,
 //! which no sum shows.
 //!
 //! All functions share one contract. Safety: rows `start..start + len` of `k` lie in `panel`, whole blocks of them for
 //! block formats, at most a k block, `start` even; `out` has room for a k block. `panel` and `out` are 32-byte
 //! aligned, and so is every part of a panel that is loaded at once.
+
+mod blocks;
+mod rows;
+mod super_blocks;
+
+pub(super) use blocks::{iq4_nl, mxfp4, q4_0, q5_0, q5_1};
+pub(super) use super_blocks::{iq4_xs, q2_k, q3_k, q5_k};
 
 use std::arch::x86_64::*;
 

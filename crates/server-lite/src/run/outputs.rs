@@ -1,0 +1,58 @@
+//! Where results go: what is wrong with a path is told before anything runs.
+
+use super::trace;
+use crate::{cli::RunArgs, error::AppError, files};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// Refuses a trace file of an unknown kind, a folder that is not there or cannot be written to, and outputs that would write over a device, a link, an
+/// input or each other.
+pub(super) fn check(args: &RunArgs) -> Result<(), AppError> {
+    match args.memory_trace.as_deref() {
+        Some(path) if trace::Kind::of(path).is_none() => {
+            let message = format!("--memory-trace {}: the name must end in .csv or .svg", path.display());
+            return Err(AppError::Usage(message));
+        }
+        _ => {}
+    }
+    let given = |path: &Option<PathBuf>| path.as_deref().and_then(|path| path.canonicalize().ok());
+    let mut taken = vec![given(&Some(PathBuf::from(&args.model))), given(&args.prompt_file), given(&args.token_ids)];
+    let outputs = [
+        ("--logits-out", &args.logits_out),
+        ("--trace-hashes", &args.trace_hashes),
+        ("--memory-trace", &args.memory_trace),
+    ];
+    for (flag, path) in outputs {
+        let Some(path) = path.as_deref() else { continue };
+        let refused = |why: &str| Err(AppError::Usage(format!("{flag} {}: {why}", path.display())));
+        if path.file_name().is_none() {
+            return refused("it names no file");
+        }
+        if fs::symlink_metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
+            return refused("it exists and is no regular file");
+        }
+        let folder = files::folder_of(path);
+        if !folder.is_dir() {
+            return refused(&format!("there is no folder {}", folder.display()));
+        }
+        // The file itself is written the same way: what fails later fails now.
+        let fault = |source| AppError::File { doing: "write", path: path.to_owned(), source };
+        files::temporary(folder, ".writing-").map_err(fault)?;
+        let real = real_path(path);
+        if taken.iter().flatten().any(|taken| *taken == real) {
+            return refused("another argument names the same file");
+        }
+        taken.push(Some(real));
+    }
+    Ok(())
+}
+
+/// The path with its folder resolved, whether the file exists or not.
+fn real_path(path: &Path) -> PathBuf {
+    match (files::folder_of(path).canonicalize(), path.file_name()) {
+        (Ok(folder), Some(name)) => folder.join(name),
+        _ => path.to_owned(),
+    }
+}
