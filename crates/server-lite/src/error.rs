@@ -5,7 +5,10 @@ use crate::{
     hub::{HubFault, HubName},
 };
 use plimsoll_models::{
-    ExecError, FolderError, ModelError, TextError, chat::ChatError, gguf::GgufError, sampler::SamplerError,
+    ExecError, FolderError, ModelError, TextError,
+    chat::ChatError,
+    gguf::GgufError,
+    sampler::{SamplerError, StopError},
     tokenizer::TokenizerError,
 };
 use std::{
@@ -50,6 +53,8 @@ pub(crate) enum AppError {
     File { doing: &'static str, path: PathBuf, source: io::Error },
     #[error("{0}")]
     Sampler(#[from] SamplerError),
+    #[error("--stop: {0}")]
+    Stop(#[from] StopError),
     #[error("{}", .0.describe())]
     DoesNotFit(Box<Shortfall>),
     #[error("{0}")]
@@ -118,7 +123,7 @@ impl AppError {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::NoSuchModel { .. } | Self::ModelFolder { .. } | Self::NoMetal => 2,
-            Self::Usage(_) | Self::CommandLine { .. } => 2,
+            Self::Usage(_) | Self::CommandLine { .. } | Self::Stop(_) => 2,
             Self::Sampler(SamplerError::NanLogit { .. } | SamplerError::NoCandidate { .. }) => 1,
             Self::Sampler(_) => 2,
             Self::DoesNotFit(_) => 3,

@@ -159,8 +159,8 @@ fn all_settings(dtype: KvDtype) -> Vec<CpuSettings> {
     let mut all = Vec::new();
     for threads in [1, 2, 4] {
         let detected = CpuSettings::detect(threads, dtype);
-        let products = plimsoll_linear::Isa::available().iter();
-        all.extend(products.map(|&linear_isa| CpuSettings { linear_isa, ..detected }));
+        let products = plimsoll_linear::Isa::available();
+        all.extend(products.map(|linear_isa| CpuSettings { linear_isa, ..detected }));
         for attention_isa in Isa::available() {
             let routes = [None, Some(RouteKind::Tiled), Some(RouteKind::Reference)].into_iter();
             all.extend(routes.map(|attention_route| CpuSettings { attention_isa, attention_route, ..detected }));

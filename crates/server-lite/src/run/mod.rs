@@ -19,7 +19,7 @@ use budget::{Budget, Needs};
 use plimsoll_models::{
     Checkpoint, CpuExecutor, CpuProfile, CpuSession, LoadPlan, Model, ModelError, StepObserver,
     chat::ChatTemplate,
-    sampler::{Sampler, SamplerParams},
+    sampler::{Sampler, StopMatcher},
     tokenizer::Tokenizer,
 };
 use plimsoll_prefill::CancelToken;
@@ -28,13 +28,8 @@ use trace::Observers;
 
 /// Answers the prompt of `args`. What can be refused is refused before weights are read.
 pub(crate) fn run(args: &RunArgs, sources: &Sources, cancel: &CancelToken) -> Result<(), AppError> {
-    let sampler = Sampler::new(SamplerParams {
-        temperature: args.temperature,
-        top_k: args.top_k,
-        top_p: args.top_p.unwrap_or(1.0),
-        seed: args.seed,
-        ..SamplerParams::default()
-    })?;
+    let sampler = Sampler::new(args.sampling.params())?;
+    let stops = StopMatcher::new(&args.sampling.stop)?;
     let settings = settings::cpu(args)?;
     outputs::check(args)?;
     if args.device == DeviceArg::Metal {
@@ -50,9 +45,15 @@ pub(crate) fn run(args: &RunArgs, sources: &Sources, cancel: &CancelToken) -> Re
     let model_fault = |source| AppError::Model { path: path.clone(), source: Box::new(source) };
     let checkpoint = Checkpoint::open(&path).map_err(model_fault)?;
     let plan = LoadPlan::new(&checkpoint).map_err(model_fault)?;
+    sampler.params().check_vocabulary(plan.architecture().dimensions.vocab_size)?;
     budget.reserve_weights(plan.weights_bytes())?;
 
     let text = load_text(&checkpoint, args, &path)?;
+    if text.is_none() && !args.sampling.stop.is_empty() {
+        return Err(AppError::Usage(
+            "--stop needs text, and the model has no tokenizer that makes it from ids".to_owned(),
+        ));
+    }
     if let (Some(bytes), Some((tokenizer, _))) = (given.text_bytes(), &text) {
         // A text that no context can hold is not worth its tokens.
         let needs = Needs::new(args, prompt::least_tokens(bytes, tokenizer), plan.architecture());
@@ -67,10 +68,11 @@ pub(crate) fn run(args: &RunArgs, sources: &Sources, cancel: &CancelToken) -> Re
     // What is mapped of its files ends with the load: from there on only the packed weights are resident.
     let loaded = interruptible(cancel, "loading the weights", move || load(plan, &checkpoint, settings.threads))??;
     let model = Arc::new(loaded.map_err(model_fault)?);
-    budget.measure_overhead(model.weights_bytes(), model.architecture().dimensions.vocab_size)?;
+    budget.measure_overhead(model.weights_bytes(), budget::sampling_bytes(sampler.params(), vocab_size))?;
 
     let tokenizer = text.map(|(tokenizer, _)| tokenizer);
-    let job = Job { args, model: &model, prompt: &prompt, tokenizer: tokenizer.as_ref(), sampler, budget, cancel };
+    let job =
+        Job { args, model: &model, prompt: &prompt, tokenizer: tokenizer.as_ref(), sampler, stops, budget, cancel };
     if args.trace_hashes.is_none() && args.memory_trace.is_none() {
         return on_cpu(job, settings, ()).map(|_| ());
     }

@@ -16,6 +16,7 @@ mod memory;
 mod model_file;
 mod model_folder;
 mod output;
+mod sampling;
 mod traces;
 mod usage;
 
