@@ -106,11 +106,12 @@ pub struct Checks {
     pub products: String,
     pub logits_range: f32,
     pub max_diff_of_range: f32,
+    pub max_diff_of_range_f32: Option<f32>,
     pub greedy_steps: usize,
 }
 
 /// Architectures whose tiny cases the library is held to. A case of another one is for a model that the library cannot load yet.
-pub const SUPPORTED: &[&str] = &["llama"];
+pub const SUPPORTED: &[&str] = &["gemma3", "llama", "qwen2", "qwen3"];
 
 /// A form in which a case holds its model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,7 +123,7 @@ pub enum Form {
 }
 
 /// A tiny random model and its reference results.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Tiny {
     /// Name of the case.
     pub name: String,

@@ -5,7 +5,7 @@ use crate::{
     hub::{HubFault, HubName},
 };
 use plimsoll_models::{
-    ExecError, ModelError, TextError,
+    ExecError, FolderError, ModelError, TextError,
     chat::ChatError,
     gguf::GgufError,
     sampler::{SamplerError, StopError},
@@ -73,6 +73,8 @@ fn of_file(path: &Path, source: &ModelError) -> String {
         ModelError::Gguf(GgufError::Open { .. } | GgufError::Map { .. } | GgufError::NotAFile { .. }) => {
             source.to_string()
         }
+        // These name the one file of the folder that is meant.
+        ModelError::Folder(_) => source.to_string(),
         _ => format!("{}: {source}", path.display()),
     }
 }
@@ -133,6 +135,8 @@ impl AppError {
                 ModelError::Gguf(GgufError::NotAFile { .. }) => 2,
                 // A file that cannot be read at all is no bad model file.
                 ModelError::Gguf(GgufError::Open { .. } | GgufError::Map { .. }) => 1,
+                ModelError::Folder(FolderError::Open { .. } | FolderError::Map { .. }) => 1,
+                ModelError::OutOfMemory { .. } => 3,
                 _ => 4,
             },
             Self::Text { .. } | Self::Chat(_) => 4,

@@ -25,6 +25,13 @@ fn a_weight_of_the_wrong_length_is_refused() {
 }
 
 #[test]
+fn a_weight_past_all_memory_is_an_error() {
+    // 2^60 bytes: a number that an address can hold, and that no processor can address.
+    let error = Packer::new(WeightType::F32, 1 << 40, 1 << 18).unwrap_err();
+    assert_eq!(error, Error::OutOfMemory { bytes: 1 << 60 });
+}
+
+#[test]
 fn shapes_that_cannot_be_are_refused() {
     assert_eq!(
         PackedWeight::pack(WeightType::Q6K, 1, 128, &[0; 210], 1).unwrap_err(),

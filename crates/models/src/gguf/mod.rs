@@ -27,7 +27,7 @@
 mod cursor;
 mod error;
 mod ggml_type;
-mod map;
+pub(crate) mod map;
 mod metadata;
 mod parse;
 mod reader;
@@ -39,6 +39,7 @@ mod writer;
 pub use error::GgufError;
 pub use ggml_type::GgmlType;
 pub use reader::Gguf;
+pub(crate) use reader::edit_distance;
 pub use tensor::{MAX_DIMENSIONS, TensorView};
 pub use value::{Array, Strings, Value, ValueType, Values};
 pub use writer::{Encode, GgufWriter};

@@ -201,7 +201,7 @@ impl fmt::Debug for Gguf {
 }
 
 /// Fewest insertions, deletions and replacements of bytes from `a` to `b` (Wagner and Fischer 1974), one row at a time.
-fn edit_distance(a: &[u8], b: &[u8]) -> usize {
+pub(crate) fn edit_distance(a: &[u8], b: &[u8]) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, &from) in a.iter().enumerate() {
         let mut diagonal = row[0];
