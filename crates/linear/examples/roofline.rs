@@ -191,7 +191,10 @@ unsafe fn tile_rounds(rounds: usize) {
         config.0[48 + tile] = 16;
     }
     // Ordinary numbers: products of zeros draw so little power that they run faster than any other.
-    let values: [u32; 256] = std::array::from_fn(|i| 0x3c00_3d00 | (i as u32 * 37 % 128) << 16 | i as u32 * 91 % 128);
+    let mut values = [0x3c00_3d00u32; 256];
+    for (value, i) in values.iter_mut().zip(0u32..) {
+        *value |= ((i * 37 % 128) << 16) | (i * 91 % 128);
+    }
     // SAFETY: the caller's promise; a tile is 1 KiB of `values`, and tiles are given back.
     unsafe {
         std::arch::asm!(

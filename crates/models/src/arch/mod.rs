@@ -8,6 +8,9 @@ pub mod gemma3;
 pub mod llama;
 pub mod qwen2;
 pub mod qwen3;
+mod qwen3_5;
+mod qwen3_moe;
+mod qwen3_next;
 mod registry;
 mod sizes;
 

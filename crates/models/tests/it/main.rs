@@ -4,5 +4,6 @@ mod architectures;
 mod chat;
 mod folder;
 mod gguf;
+mod real_tokenizers;
 mod sampler;
 mod tokenizer;

@@ -128,7 +128,7 @@ fn dequantize_by_definition(ty: WeightType, panel: &[u8], start: usize, len: usi
         for (pair, out) in floats.chunks_exact(2 * PANEL).zip(out.chunks_exact_mut(PANEL)).take(len.div_ceil(2)) {
             let (even, odd) = pair.split_at(PANEL);
             for ((out, even), odd) in out.iter_mut().zip(even).zip(odd) {
-                *out = even.to_bits() >> 16 | odd.to_bits();
+                *out = (even.to_bits() >> 16) | odd.to_bits();
             }
         }
     }

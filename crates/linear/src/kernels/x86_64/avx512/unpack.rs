@@ -287,7 +287,7 @@ unsafe fn q6_k<P: Pairs>(panel: *const u8, start: usize, len: usize, to: &mut P)
 unsafe fn bf16<P: Pairs>(panel: *const u8, start: usize, len: usize, to: &mut P) {
     // Only bf16 weights can be below 2^-50; NaNs are above. The bits are those of a bf16 twice.
     // SAFETY: see the module.
-    let smallest = unsafe { _mm512_set1_epi32((SMALLEST_OPERAND_BITS | SMALLEST_OPERAND_BITS >> 16).cast_signed()) };
+    let smallest = unsafe { _mm512_set1_epi32((SMALLEST_OPERAND_BITS | (SMALLEST_OPERAND_BITS >> 16)).cast_signed()) };
     let pairs = len.div_ceil(2);
     for first in (0..pairs).step_by(STEP_PAIRS) {
         for pair in first..(first + STEP_PAIRS).min(pairs) {
