@@ -3,7 +3,7 @@
 use crate::random::Random;
 use anyhow::{Context, Result};
 use plimsoll_models::{
-    Model,
+    Checkpoint, Model,
     gguf::{GgmlType, Gguf, GgufWriter},
 };
 use std::{env, path::Path, sync::Arc};
@@ -11,13 +11,13 @@ use std::{env, path::Path, sync::Arc};
 /// Environment variable that names the default model's file.
 pub const MODEL_VARIABLE: &str = "PLIMSOLL_TEST_MODEL";
 
-/// Loads a GGUF file.
+/// Loads a GGUF file or a model folder.
 ///
 /// # Errors
 /// If it is missing or faulty.
 pub fn load(path: &Path) -> Result<Arc<Model>> {
-    let gguf = Gguf::open(path).with_context(|| path.display().to_string())?;
-    Ok(Arc::new(Model::from_gguf(&gguf, 2).with_context(|| path.display().to_string())?))
+    let checkpoint = Checkpoint::open(path).with_context(|| path.display().to_string())?;
+    Ok(Arc::new(Model::load(&checkpoint, 2).with_context(|| path.display().to_string())?))
 }
 
 /// Loads the default model.

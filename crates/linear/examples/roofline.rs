@@ -1,16 +1,19 @@
-//! Measures products against this machine's own fused-multiply-add peak: `cargo run --release --example roofline [threads [type]]`.
+//! Measures products against this machine's own peak: `cargo run --release --example roofline [isa [threads [type [rows]]]]`.
 //!
-//! With one thread, times are CPU times of that thread, so that other work on the machine counts less.
+//! The peak is that of the instruction the kernel lives on, from registers only, measured next to each product: `tdpbf16ps` for AMX (but
+//! fused multiply-adds of 512 bits for f32 weights and for few rows), else fused multiply-adds. With one thread, times are CPU times of that
+//! thread, so that other work on the machine counts less. Two shares are printed: of the shortest runs of both, and the median over pairs
+//! of runs, which other tenants of the machine (a sibling hyperthread shares the matrix unit) lower.
 #![expect(
     unsafe_code,
-    reason = "a function compiled for AVX2 and FMA, called after detecting them, and a system clock"
+    reason = "functions compiled for instructions that were detected, a system clock, and matrix instructions"
 )]
 #![expect(clippy::print_stdout, reason = "prints its measurements")]
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use plimsoll_linear::{Output, PackedWeight, Settings, WeightType, linear, scratch_bytes};
+use plimsoll_linear::{Isa, Output, PackedWeight, Settings, WeightType, linear, scratch_bytes};
 
 /// Aligned scratch.
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -18,33 +21,29 @@ use plimsoll_linear::{Output, PackedWeight, Settings, WeightType, linear, scratc
 struct Line([u8; 64]);
 
 fn main() {
-    let threads = std::env::args().nth(1).and_then(|arg| arg.parse().ok()).unwrap_or(1);
-    let settings = Settings { threads, ..Settings::default() };
-    let only = std::env::args().nth(2);
-    let types = || WeightType::ALL.into_iter().filter(|ty| only.as_deref().is_none_or(|only| ty.name() == only));
-    println!(
-        "{} with {threads} thread(s); peak measured next to each product, best of many short runs",
-        settings.isa.name()
+    let mut args = std::env::args().skip(1);
+    let isa = args.next().map_or_else(|| Ok(Isa::detect()), |name| name.parse::<Isa>().and_then(Isa::require));
+    let isa = isa.expect("an instruction set of this machine");
+    let threads = args.next().and_then(|arg| arg.parse().ok()).unwrap_or(1);
+    let only = args.next();
+    let rows: Vec<usize> = args.next().map_or_else(
+        || vec![2048, 512, 64, 8, 4, 2, 1],
+        |list| list.split(',').map(|rows| rows.parse().expect("numbers of rows")).collect(),
     );
-    for (rows, in_features, out_features) in
-        [(512, 576, 576), (512, 576, 1536), (512, 1536, 576), (512, 576, 192), (64, 576, 1536)]
-    {
-        for ty in types() {
-            if in_features % ty.block_elements() == 0 {
-                product(ty, rows, in_features, out_features, settings);
+    let settings = Settings { isa, threads };
+    println!("{isa} with {threads} thread(s)");
+    for rows in rows {
+        for (in_features, out_features) in
+            [(576, 576), (576, 1536), (1536, 576), (576, 49152), (640, 1024), (640, 2048), (2048, 640), (4096, 4096)]
+        {
+            for ty in WeightType::ALL {
+                let chosen =
+                    only.as_deref().is_none_or(|only| only == "all" || only.split(',').any(|only| ty.name() == only));
+                if chosen && in_features % ty.block_elements() == 0 {
+                    product(ty, rows, in_features, out_features, settings);
+                }
             }
         }
-    }
-    for ty in types() {
-        product(ty, 512, 1536, 1536, settings);
-    }
-    for rows in [1, 4, 8] {
-        for ty in types() {
-            product(ty, rows, 1536, 6144, settings);
-        }
-    }
-    for ty in types().filter(|ty| 576 % ty.block_elements() == 0) {
-        product(ty, 1, 576, 49152, settings);
     }
 }
 
@@ -60,23 +59,35 @@ fn product(ty: WeightType, rows: usize, in_features: usize, out_features: usize,
     let needed = scratch_bytes(rows, in_features, &[(ty, out_features)], settings);
     let mut lines: Vec<Line> = bytemuck::zeroed_vec(usize::try_from(needed).expect("fits").div_ceil(64));
     let scratch: &mut [u8] = bytemuck::cast_slice_mut(&mut lines);
-    let (mut best, mut peak) = (f64::INFINITY, 0.0f64);
+    let peak_isa =
+        if settings.isa == Isa::Amx && (rows < 9 || ty == WeightType::F32) { Isa::Avx512 } else { settings.isa };
+    let macs = (rows * in_features * out_features) as f64;
+    let (mut best, mut peak, mut shares) = (f64::INFINITY, 0.0f64, Vec::new());
     let started = Instant::now();
-    while started.elapsed().as_secs_f64() < 1.0 {
-        peak = peak.max(fma_peak());
+    while started.elapsed().as_secs_f64() < 1.0 || shares.len() < 5 {
+        let peak_now = peak_of(peak_isa);
         let start = now(settings.threads);
         linear(&x, rows, &mut [Output { weight: &weight, bias: None, out: &mut out }], scratch, settings);
-        best = best.min((now(settings.threads) - start).as_secs_f64());
+        let seconds = (now(settings.threads) - start).as_secs_f64();
         black_box(&mut out);
+        best = best.min(seconds);
+        peak = peak.max(peak_now);
+        shares.push(macs / seconds / (peak_now * settings.threads as f64) * 100.0);
     }
-    let macs = (rows * in_features * out_features) as f64;
+    shares.sort_by(f64::total_cmp);
     let share = macs / best / (peak * settings.threads as f64) * 100.0;
-    // The peak is 16 multiply-adds per cycle, so it counts cycles of the clock the core really ran at.
-    let cycles = best * peak / 16.0 * settings.threads as f64;
+    // Multiply-adds per cycle at the peak: the peak counts cycles of the clock the core really ran at.
+    let per_cycle = match peak_isa {
+        Isa::Amx => 512.0,
+        Isa::Avx512 => 32.0,
+        _ => 16.0,
+    };
+    let cycles = best * peak / per_cycle * settings.threads as f64;
     println!(
-        "{ty:>5} {rows:>4} x {in_features:>4} x {out_features:>5}: {:8.3} ms, {:6.1} GMAC/s, {share:5.1}% of {:5.1} GMAC/s peak, {:5.2} cycles/weight, {:5.1} GB/s of weights",
+        "{ty:>5} {rows:>4} x {in_features:>4} x {out_features:>5}: {:9.3} ms, {:7.1} GMAC/s, {share:5.1}% (median {:5.1}%) of {:6.1} GMAC/s peak, {:6.3} cycles/weight, {:5.1} GB/s of weights",
         best * 1e3,
         macs / best / 1e9,
+        shares[shares.len() / 2],
         peak * settings.threads as f64 / 1e9,
         cycles / (in_features * out_features) as f64,
         weight.bytes() as f64 / best / 1e9,
@@ -98,17 +109,40 @@ fn now(threads: usize) -> Duration {
     START.get_or_init(Instant::now).elapsed()
 }
 
-/// Multiply-adds per second of one core, from registers only.
-fn fma_peak() -> f64 {
+/// Multiply-adds per second of one core, from registers only; NaN where this machine lacks the instructions.
+fn peak_of(isa: Isa) -> f64 {
     #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+    {
         const ROUNDS: usize = 20_000;
-        let start = now(1);
-        // SAFETY: AVX2 and FMA were detected.
-        black_box(unsafe { fma_rounds(black_box(ROUNDS)) });
-        return (ROUNDS * 12 * 8) as f64 / (now(1) - start).as_secs_f64();
+        let (start, per_round);
+        match isa {
+            Isa::Amx if Isa::Amx.is_available() => {
+                start = now(1);
+                // SAFETY: AMX was detected, which asked for permission.
+                unsafe { tile_rounds(ROUNDS / 8) };
+                per_round = 4 * 16 * 16 * 32 / 8;
+            }
+            Isa::Avx512 | Isa::Amx if is_x86_feature_detected!("avx512f") => {
+                start = now(1);
+                // SAFETY: AVX-512 was detected.
+                black_box(unsafe { fma_rounds_512(black_box(ROUNDS)) });
+                per_round = 12 * 16;
+            }
+            _ if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") => {
+                start = now(1);
+                // SAFETY: AVX2 and FMA were detected.
+                black_box(unsafe { fma_rounds(black_box(ROUNDS)) });
+                per_round = 12 * 8;
+            }
+            _ => return f64::NAN,
+        }
+        (ROUNDS * per_round) as f64 / (now(1) - start).as_secs_f64()
     }
-    f64::NAN
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = isa;
+        f64::NAN
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -124,4 +158,64 @@ fn fma_rounds(rounds: usize) -> f32 {
     }
     let total = sums.into_iter().fold(_mm256_setzero_ps(), |x, y| _mm256_add_ps(x, y));
     _mm256_cvtss_f32(total)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+fn fma_rounds_512(rounds: usize) -> f32 {
+    use std::arch::x86_64::*;
+    let (a, b) = (_mm512_set1_ps(black_box(0.5)), _mm512_set1_ps(black_box(0.25)));
+    let mut sums = [_mm512_setzero_ps(); 12];
+    for _ in 0..rounds {
+        for sum in &mut sums {
+            *sum = _mm512_fmadd_ps(*sum, a, b);
+        }
+    }
+    let total = sums.into_iter().fold(_mm512_setzero_ps(), |x, y| _mm512_add_ps(x, y));
+    _mm512_cvtss_f32(total)
+}
+
+/// Four products of whole tiles a round.
+///
+/// # Safety
+/// The CPU has AMX with bf16, and the system permits it.
+#[cfg(target_arch = "x86_64")]
+unsafe fn tile_rounds(rounds: usize) {
+    /// The operand of `ldtilecfg`.
+    #[repr(C, align(64))]
+    struct Config([u8; 64]);
+    let mut config = Config([0; 64]);
+    config.0[0] = 1;
+    for tile in 0..8 {
+        config.0[16 + 2 * tile] = 64;
+        config.0[48 + tile] = 16;
+    }
+    // Ordinary numbers: products of zeros draw so little power that they run faster than any other.
+    let mut values = [0x3c00_3d00u32; 256];
+    for (value, i) in values.iter_mut().zip(0u32..) {
+        *value |= ((i * 37 % 128) << 16) | (i * 91 % 128);
+    }
+    // SAFETY: the caller's promise; a tile is 1 KiB of `values`, and tiles are given back.
+    unsafe {
+        std::arch::asm!(
+            "ldtilecfg [{config}]",
+            "tileloadd tmm4, [{values} + {row}]",
+            "tileloadd tmm5, [{values} + {row}]",
+            "tileloadd tmm6, [{values} + {row}]",
+            "tileloadd tmm7, [{values} + {row}]",
+            "2:",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            "dec {rounds}",
+            "jnz 2b",
+            "tilerelease",
+            config = in(reg) &raw const config,
+            values = in(reg) values.as_ptr(),
+            row = in(reg) 64usize,
+            rounds = inout(reg) rounds.max(1) => _,
+            options(nostack, readonly),
+        );
+    }
 }

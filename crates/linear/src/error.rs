@@ -21,6 +21,9 @@ pub enum Error {
     /// The weight's size in bytes does not fit in this machine's address space.
     #[error("a {type_name} weight of {out_features} x {in_features} is too large for this machine")]
     TooLarge { type_name: &'static str, out_features: usize, in_features: usize },
+    /// The system has no memory for the packed weight.
+    #[error("no memory for a packed weight of {bytes} bytes")]
+    OutOfMemory { bytes: u64 },
     /// The bytes are not exactly `out_features` rows.
     #[error("{type_name} {out_features} x {in_features} takes {expected_bytes} bytes, {actual_bytes} given")]
     ByteLength {

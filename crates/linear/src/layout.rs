@@ -246,8 +246,12 @@ fn of_blocks(
     value_at: impl Fn(&[u8], usize) -> f32,
 ) {
     let (elements, bytes) = (ty.block_elements(), block_bytes(ty));
-    for k in start..end {
-        put(k, value_at(&panel[k / elements * bytes..][..bytes], k % elements));
+    for block in start / elements..end.div_ceil(elements) {
+        let first = block * elements;
+        let block = &panel[block * bytes..][..bytes];
+        for k in start.max(first)..end.min(first + elements) {
+            put(k, value_at(block, k - first));
+        }
     }
 }
 

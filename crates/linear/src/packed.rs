@@ -41,8 +41,8 @@ impl PackedWeight {
     /// share the work on the caller's current rayon pool; 1 runs inline.
     ///
     /// # Errors
-    /// [`Error::Empty`], [`Error::PartialBlock`], [`Error::TooLarge`], or [`Error::ByteLength`] if `bytes` is not
-    /// exactly `out_features` rows.
+    /// [`Error::Empty`], [`Error::PartialBlock`], [`Error::TooLarge`], [`Error::OutOfMemory`], or [`Error::ByteLength`] if
+    /// `bytes` is not exactly `out_features` rows.
     pub fn pack(
         ty: WeightType,
         out_features: usize,
@@ -60,7 +60,7 @@ impl PackedWeight {
                 actual_bytes: bytes.len() as u64,
             });
         }
-        let mut packer = Packer::with_geometry(ty, out_features, in_features, geometry);
+        let mut packer = Packer::with_geometry(ty, out_features, in_features, geometry)?;
         packer.push(bytes, threads)?;
         packer.finish()
     }
@@ -156,16 +156,22 @@ impl Packer {
     /// Allocates the packed weight ([`PackedWeight::packed_bytes`] bytes, zeroed by the system).
     ///
     /// # Errors
-    /// [`Error::Empty`], [`Error::PartialBlock`] or [`Error::TooLarge`].
+    /// [`Error::Empty`], [`Error::PartialBlock`], [`Error::TooLarge`] or [`Error::OutOfMemory`].
     pub fn new(ty: WeightType, out_features: usize, in_features: usize) -> Result<Self, Error> {
         let geometry = Geometry::new(ty, out_features, in_features)?;
-        Ok(Self::with_geometry(ty, out_features, in_features, geometry))
+        Self::with_geometry(ty, out_features, in_features, geometry)
     }
 
-    fn with_geometry(ty: WeightType, out_features: usize, in_features: usize, geometry: Geometry) -> Self {
-        let lines = bytemuck::zeroed_slice_box(geometry.lines);
+    fn with_geometry(
+        ty: WeightType,
+        out_features: usize,
+        in_features: usize,
+        geometry: Geometry,
+    ) -> Result<Self, Error> {
+        let bytes = (geometry.lines * size_of::<Line>()) as u64;
+        let lines = bytemuck::try_zeroed_slice_box(geometry.lines).map_err(|()| Error::OutOfMemory { bytes })?;
         let weight = PackedWeight { ty, out_features, in_features, panel_bytes: geometry.panel_bytes, lines };
-        Self { weight, row_bytes: geometry.row_bytes, pushed_rows: 0 }
+        Ok(Self { weight, row_bytes: geometry.row_bytes, pushed_rows: 0 })
     }
 
     /// Packs the next rows; `bytes` is whole stored rows. `threads` as in [`PackedWeight::pack`].

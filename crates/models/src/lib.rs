@@ -2,6 +2,7 @@
 
 pub mod arch;
 pub mod chat;
+mod checkpoint;
 mod error;
 mod executor;
 pub mod gguf;
@@ -16,6 +17,7 @@ mod testing;
 mod text;
 pub mod tokenizer;
 
+pub use checkpoint::{Checkpoint, CheckpointRef, Folder, FolderError, GenerationConfig, SafetensorsType, StoredType};
 pub use error::ModelError;
 pub use executor::{
     candle::{CandleExecutor, CandleSequence},
@@ -24,8 +26,8 @@ pub use executor::{
     observer::{HashSteps, StepEvent, StepHash, StepObserver},
     pass::{ExecError, LogitRows, Segment},
 };
-pub use layers::rope::RopeScaling;
-pub use model::{Constant, LoadPlan, Model, WeightTypes};
+pub use layers::rope::{Rope, RopeScaling};
+pub use model::{Constant, LoadOptions, LoadPlan, Model, WeightTypes};
 pub use profile::CpuProfile;
 pub use session::{CandleSession, CpuSession, PromptTarget, Session};
-pub use text::TextError;
+pub use text::{TextError, TextModel};

@@ -5,7 +5,10 @@ use crate::{
     hub::{HubFault, HubName},
 };
 use plimsoll_models::{
-    ExecError, ModelError, TextError, chat::ChatError, gguf::GgufError, sampler::SamplerError,
+    ExecError, FolderError, ModelError, TextError,
+    chat::ChatError,
+    gguf::GgufError,
+    sampler::{SamplerError, StopError},
     tokenizer::TokenizerError,
 };
 use std::{
@@ -50,6 +53,8 @@ pub(crate) enum AppError {
     File { doing: &'static str, path: PathBuf, source: io::Error },
     #[error("{0}")]
     Sampler(#[from] SamplerError),
+    #[error("--stop: {0}")]
+    Stop(#[from] StopError),
     #[error("{}", .0.describe())]
     DoesNotFit(Box<Shortfall>),
     #[error("{0}")]
@@ -68,6 +73,8 @@ fn of_file(path: &Path, source: &ModelError) -> String {
         ModelError::Gguf(GgufError::Open { .. } | GgufError::Map { .. } | GgufError::NotAFile { .. }) => {
             source.to_string()
         }
+        // These name the one file of the folder that is meant.
+        ModelError::Folder(_) => source.to_string(),
         _ => format!("{}: {source}", path.display()),
     }
 }
@@ -116,7 +123,7 @@ impl AppError {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::NoSuchModel { .. } | Self::ModelFolder { .. } | Self::NoMetal => 2,
-            Self::Usage(_) | Self::CommandLine { .. } => 2,
+            Self::Usage(_) | Self::CommandLine { .. } | Self::Stop(_) => 2,
             Self::Sampler(SamplerError::NanLogit { .. } | SamplerError::NoCandidate { .. }) => 1,
             Self::Sampler(_) => 2,
             Self::DoesNotFit(_) => 3,
@@ -128,6 +135,8 @@ impl AppError {
                 ModelError::Gguf(GgufError::NotAFile { .. }) => 2,
                 // A file that cannot be read at all is no bad model file.
                 ModelError::Gguf(GgufError::Open { .. } | GgufError::Map { .. }) => 1,
+                ModelError::Folder(FolderError::Open { .. } | FolderError::Map { .. }) => 1,
+                ModelError::OutOfMemory { .. } => 3,
                 _ => 4,
             },
             Self::Text { .. } | Self::Chat(_) => 4,

@@ -14,7 +14,18 @@ use plimsoll_tests::{
 use std::sync::Arc;
 
 /// All number formats of weights, biases, odd head sizes, one KV head and several.
-const CASES: [&str; 6] = ["tiny-gqa-6x2", "tiny-mha-5", "tiny-biases", "tiny-q4_1", "tiny-k-quants", "tiny-f16"];
+const CASES: [&str; 10] = [
+    "tiny-gqa-6x2",
+    "tiny-mha-5",
+    "tiny-biases",
+    "tiny-q4_1",
+    "tiny-k-quants",
+    "tiny-f16",
+    "tiny-qwen3_moe-q8_0",
+    "tiny-qwen3_next",
+    "tiny-qwen3_5",
+    "tiny-qwen3_5_moe",
+];
 pub(crate) const KV_DTYPES: [KvDtype; 3] = [KvDtype::F32, KvDtype::F16, KvDtype::Bf16];
 /// Greedy steps after each prompt.
 const STEPS: usize = 6;
@@ -148,8 +159,8 @@ fn all_settings(dtype: KvDtype) -> Vec<CpuSettings> {
     let mut all = Vec::new();
     for threads in [1, 2, 4] {
         let detected = CpuSettings::detect(threads, dtype);
-        let products = plimsoll_linear::Isa::available().iter();
-        all.extend(products.map(|&linear_isa| CpuSettings { linear_isa, ..detected }));
+        let products = plimsoll_linear::Isa::available();
+        all.extend(products.map(|linear_isa| CpuSettings { linear_isa, ..detected }));
         for attention_isa in Isa::available() {
             let routes = [None, Some(RouteKind::Tiled), Some(RouteKind::Reference)].into_iter();
             all.extend(routes.map(|attention_route| CpuSettings { attention_isa, attention_route, ..detected }));

@@ -128,9 +128,8 @@ impl<'a> Product<'a> {
         }
         let last = block.end == self.in_features;
         // SAFETY: the caller of `multiply` vouches for the output.
-        let multiply = |tile: &Tile<'_>| unsafe {
-            if fused { kernel.fused(ty, panel, start, tile) } else { kernel.tile(tile) }
-        };
+        let multiply =
+            |tile: &Tile<'_>| unsafe { if fused { kernel.fused(ty, panel, start, tile) } else { kernel.tile(tile) } };
         let mut edge = [0.0; MAX_TILE_ROWS * PANEL];
         for row in rows.clone().step_by(K::TILE_ROWS) {
             let at = row * weight.out_features() + first_column;

@@ -10,14 +10,18 @@ use super::tasks::{self, ITEMS_PER_TASK};
 use super::x86_64::{Amx, Micro, STEP, TILE, TILE_ELEMENTS, Tiles};
 use crate::layout::PANEL;
 
-/// Longest `k` that is not cut into blocks: two panels of it take 48 KiB, as much as a first-level cache.
-const UNCUT_K: usize = 768;
-/// Rows of `k` in a block otherwise: whole blocks of every type. Sums are loaded and stored once a block, so it is not shorter.
-const K_BLOCK: usize = 512;
-/// Most rows of an item. Many share the cost of dequantizing; an item's slice of `x` (1 MiB) still fits a second-level cache of 2 MiB.
-const ITEM_ROWS: usize = 1024;
-/// Most panels of an item where `k` is cut: their sums (512 KiB for all rows) have to fit beside.
-const ITEM_PANELS: usize = 8;
+/// Most rows of `k` in a block. Two panels of it take 20 KiB and the rows of `x` that go by in between as much again, so the panels stay in
+/// a first-level cache of 48 KiB. From the second level, not more than half of the four tiles of a step could be had in time.
+const K_BLOCK: usize = 320;
+/// Bytes of an item's rows of `x` that stay in the second-level cache: then one pair of panels after another goes through all of `k`. Else
+/// all pairs go through one block of `k` after another. Caches have 2 MiB, but share them with other work and with the output.
+const RESIDENT_X_BYTES: usize = 640 << 10;
+/// Most rows of an item in the first case. Many share the cost of dequantizing.
+const RESIDENT_ROWS: usize = 512;
+/// Most rows and panels of an item in the second case: the more panels, the less often `x` comes from further away, but all their sums wait
+/// (256 KiB) beside a block of `x` (160 KiB).
+const ITEM_ROWS: usize = 256;
+const ITEM_PANELS: usize = 16;
 /// Fewest rows of an item: below, dequantizing a panel costs more than multiplying with it.
 const MIN_ITEM_ROWS: usize = 128;
 /// Fewest rows that tiles are used for: fewer go through the vector kernels without storing a dequantized weight.
@@ -36,25 +40,47 @@ impl TiledPlan {
     /// `None` where the vector kernels do better. `panels`: those of all weights that share the pass.
     pub(crate) fn new(rows: usize, in_features: usize, panels: usize) -> Option<Self> {
         let steps = in_features.div_ceil(STEP);
-        let sums = if in_features > UNCUT_K { ITEM_PANELS.min(panels.next_multiple_of(2)) } else { 0 };
-        (rows >= MIN_ROWS).then(|| Self {
-            x: rows.div_ceil(TILE) * steps * TILE_ELEMENTS,
-            task: 2 * steps.min(block_len(in_features) / STEP) * TILE_ELEMENTS
-                + sums * rows.next_multiple_of(2 * TILE).min(ITEM_ROWS) * PANEL,
+        (rows >= MIN_ROWS).then(|| {
+            let most_rows = rows.min(most_rows(in_features));
+            let waiting = waiting_panels(most_rows, in_features).min(panels.next_multiple_of(2));
+            Self {
+                x: rows.div_ceil(2 * TILE) * steps * 2 * TILE_ELEMENTS,
+                task: 2 * block_len(in_features) / STEP * TILE_ELEMENTS
+                    + waiting * most_rows.next_multiple_of(2 * TILE) * PANEL,
+            }
         })
     }
 }
 
-/// Rows of `k` in a block, a multiple of a step.
+/// Rows of `k` in a block: a multiple of a step. Blocks are equal but for the last.
 fn block_len(in_features: usize) -> usize {
-    if in_features > UNCUT_K { K_BLOCK } else { in_features.next_multiple_of(STEP) }
+    in_features.div_ceil(in_features.div_ceil(K_BLOCK)).next_multiple_of(STEP)
+}
+
+/// Whether an item's rows of `x` stay in the second-level cache.
+fn x_is_resident(rows: usize, in_features: usize) -> bool {
+    rows * in_features * size_of::<u16>() <= RESIDENT_X_BYTES
+}
+
+/// Most rows of an item.
+fn most_rows(in_features: usize) -> usize {
+    if x_is_resident(RESIDENT_ROWS, in_features) { RESIDENT_ROWS } else { ITEM_ROWS }
+}
+
+/// Panels of an item of `rows` rows whose sums wait between blocks of `k`.
+fn waiting_panels(rows: usize, in_features: usize) -> usize {
+    match in_features <= block_len(in_features) {
+        true => 0,
+        false if x_is_resident(rows, in_features) => 2,
+        false => ITEM_PANELS,
+    }
 }
 
 /// A product of `rows` rows with several weights, none of them f32.
 #[derive(Debug)]
 pub(crate) struct TiledProduct<'a> {
     parts: &'a [Option<Part<'a>>],
-    /// `[row block of 16][step]` tiles.
+    /// Tiles, `[pair of row blocks][step][2 blocks of 16 rows]`.
     x: &'a [f32],
     rows: usize,
     in_features: usize,
@@ -75,10 +101,12 @@ impl<'a> TiledProduct<'a> {
         let panels = panels(parts);
         let wanted = if threads == 1 { 1 } else { threads * ITEMS_PER_TASK };
         let pairs = panels.div_ceil(2);
-        let row_ranges = rows.div_ceil(ITEM_ROWS).max(wanted.div_ceil(pairs.max(1)).min(rows / MIN_ITEM_ROWS)).max(1);
+        let most_rows = most_rows(in_features);
+        let row_ranges = rows.div_ceil(most_rows).max(wanted.div_ceil(pairs.max(1)).min(rows / MIN_ITEM_ROWS)).max(1);
         let item_rows = rows.div_ceil(row_ranges).next_multiple_of(2 * TILE);
-        let most = if in_features > UNCUT_K { ITEM_PANELS } else { panels.next_multiple_of(2) };
-        let item_panels = 2 * (pairs * row_ranges / wanted).clamp(1, (most / 2).max(1));
+        // Items of fewer rows may keep `x` where the price was made for more; they need no more than was priced then.
+        let most = if waiting_panels(rows.min(most_rows), in_features) > 2 { ITEM_PANELS / 2 } else { pairs };
+        let item_panels = 2 * (pairs * row_ranges / wanted).clamp(1, most.max(1));
         Self { parts, x, rows, in_features, panels, item_panels, item_rows }
     }
 
@@ -107,13 +135,20 @@ impl<'a> TiledProduct<'a> {
         let (weights, sums) = scratch.split_at_mut(2 * k_block / STEP * TILE_ELEMENTS);
         // Sums of one pair of panels: four tiles for every 32 rows.
         let pair_sums = rows.len().div_ceil(2 * TILE) * 4 * TILE_ELEMENTS;
-        for start in (0..self.in_features).step_by(k_block) {
-            let block = start..(start + k_block).min(self.in_features);
-            for (pair, panel) in item_panels.clone().step_by(2).enumerate() {
-                let panels = panel..(panel + 2).min(item_panels.end);
-                let sums = if self.in_features > k_block { &mut sums[pair * pair_sums..][..pair_sums] } else { &mut [] };
-                // SAFETY: other panels or other rows in every other item.
-                unsafe { self.run_pair(amx, tiles, panels, block.clone(), rows.clone(), weights, sums) };
+        let most_rows = self.rows.min(most_rows(self.in_features));
+        let one_after_another = waiting_panels(most_rows, self.in_features) <= 2;
+        let together = if one_after_another { 2 } else { item_panels.len() };
+        for first_panel in item_panels.clone().step_by(together) {
+            for start in (0..self.in_features).step_by(k_block) {
+                let block = start..(start + k_block).min(self.in_features);
+                let end_panel = (first_panel + together).min(item_panels.end);
+                for (pair, panel) in (first_panel..end_panel).step_by(2).enumerate() {
+                    let panels = panel..(panel + 2).min(end_panel);
+                    let sums =
+                        if self.in_features > k_block { &mut sums[pair * pair_sums..][..pair_sums] } else { &mut [] };
+                    // SAFETY: other panels or other rows in every other item.
+                    unsafe { self.run_pair(amx, tiles, panels, block.clone(), rows.clone(), weights, sums) };
+                }
             }
         }
     }
@@ -145,17 +180,29 @@ impl<'a> TiledProduct<'a> {
             *target = Some(columns);
         }
         let w = [Some(&*w0), (panels.len() > 1).then_some(&*w1)];
-        let x_block = |row: usize| {
-            let at = (row / TILE * all_steps + block.start / STEP) * TILE_ELEMENTS;
-            (row < rows.end).then(|| &self.x[at..][..steps * TILE_ELEMENTS])
+        let x_tiles = |row: usize| {
+            let at = (row / (2 * TILE) * all_steps + block.start / STEP) * 2 * TILE_ELEMENTS;
+            &self.x[at..][..2 * steps * TILE_ELEMENTS]
         };
         let (first, last) = (block.start == 0, block.end == self.in_features);
         let mut finished = Sums([0.0; 4 * TILE_ELEMENTS]);
         for (i, row) in rows.clone().step_by(2 * TILE).enumerate() {
+            if last {
+                for columns in targets.iter().flatten() {
+                    columns.fetch(amx, row, (2 * TILE).min(rows.end - row));
+                }
+            }
             let kept = sums.get_mut(i * 4 * TILE_ELEMENTS..).map(|sums| sums.as_mut_ptr());
-            let from = if first { None } else { kept.map(<*mut f32>::cast_const) };
-            let to = if last { finished.0.as_mut_ptr() } else { kept.unwrap_or(std::ptr::null_mut()) };
-            let micro = Micro { x: [x_block(row), x_block(row + TILE)], w, steps, from, to };
+            let next = if row + 2 * TILE < rows.end { row + 2 * TILE } else { rows.start };
+            let micro = Micro {
+                x: x_tiles(row),
+                both_blocks: row + TILE < rows.end,
+                next_x: x_tiles(next),
+                w,
+                steps,
+                from: if first { None } else { kept.map(<*mut f32>::cast_const) },
+                to: if last { finished.0.as_mut_ptr() } else { kept.unwrap_or(std::ptr::null_mut()) },
+            };
             // SAFETY: `finished` and, where there is more than one block of `k`, each four tiles of `sums` are ours.
             unsafe { micro.run(tiles) };
             if !last {
@@ -193,6 +240,13 @@ impl<'p, 'a> Columns<'p, 'a> {
             bias[..count].copy_from_slice(&values[first..][..count]);
         }
         Self { part, panel, count, bias }
+    }
+
+    /// Fetches the lines of these rows.
+    fn fetch(&self, amx: Amx, row: usize, rows: usize) {
+        let stride = self.part.weight.out_features();
+        let out = self.part.out.row(row * stride + self.panel * PANEL, (rows - 1) * stride + self.count);
+        amx.fetch_output(out, rows, self.count, stride);
     }
 
     /// # Safety

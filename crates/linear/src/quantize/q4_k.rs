@@ -25,11 +25,12 @@ pub(super) fn block(x: &[f32], out: &mut [u8]) -> Result<(), PastF16> {
     if x.iter().any(|v| v.abs() > LARGEST) {
         return Err(PastF16);
     }
+    let (subs, _) = x.as_chunks::<SUB>();
     let mut weights = [[0.0; SUB]; SUBS];
     let mut fits = [Fit::default(); SUBS];
-    for (sub, x) in x.chunks_exact(SUB).enumerate() {
+    for (sub, x) in subs.iter().enumerate() {
         // The rms keeps small elements from being given up for large ones.
-        let rms = (sum(x, |i, _| x[i] * x[i]) / SUB as f32).sqrt();
+        let rms = (sum(|i| x[i] * x[i]) / SUB as f32).sqrt();
         for (weight, x) in weights[sub].iter_mut().zip(x) {
             *weight = rms + x.abs();
         }
@@ -44,7 +45,7 @@ pub(super) fn block(x: &[f32], out: &mut [u8]) -> Result<(), PastF16> {
     let [d, dmin] = [0, 2].map(|at| f16::from_le_bytes([factors[at], factors[at + 1]]).to_f32());
     let mut chosen = [(0, 0); SUBS];
     quants.fill(0);
-    for (sub, x) in x.chunks_exact(SUB).enumerate() {
+    for (sub, x) in subs.iter().enumerate() {
         let (scale, min) = choose(x, &weights[sub], fits[sub], d, dmin);
         chosen[sub] = (to_u8(scale), to_u8(min));
         let levels = levels(x, d * scale, dmin * min);
@@ -63,22 +64,24 @@ pub(super) fn block(x: &[f32], out: &mut [u8]) -> Result<(), PastF16> {
 
 /// Scale and minimum with the least weighted squared error over a range of trial scales.
 ///
-/// Each trial rounds the elements to levels, then solves for the scale and minimum that fit these levels best.
-fn fit(x: &[f32], weights: &[f32; SUB]) -> Fit {
+/// Each trial rounds the elements to levels above the best minimum so far, then solves for the scale and minimum that fit
+/// these levels best.
+fn fit(x: &[f32; SUB], weights: &[f32; SUB]) -> Fit {
     let (min, max) = x.iter().fold((0.0f32, f32::MIN), |(min, max), &v| (min.min(v), max.max(v)));
     if max <= min {
         // All elements are the same number, zero or below.
         return Fit { scale: 0.0, min: -min };
     }
-    let (sum_w, sum_wx) = (sum(x, |i, _| weights[i]), sum(x, |i, x| weights[i] * x));
+    let (sum_w, sum_wx) = (sum(|i| weights[i]), sum(|i| weights[i] * x[i]));
     let mut best = Fit { scale: (max - min) / QUANT_MAX, min: -min };
-    let mut best_error = error(x, weights, &trial_levels(x, min, QUANT_MAX / (max - min)), best);
-    for step in 0..=20u8 {
-        let inverse = (QUANT_MAX - 1.0 + 0.1 * f32::from(step)) / (max - min);
-        let levels = trial_levels(x, min, inverse);
-        let sum_wl = sum(x, |i, _| weights[i] * levels[i]);
-        let sum_wll = sum(x, |i, _| weights[i] * levels[i] * levels[i]);
-        let sum_wxl = sum(x, |i, x| weights[i] * levels[i] * x);
+    let mut best_error = error(x, weights, &trial_levels(x, best.min, QUANT_MAX / (max - min)), best);
+    for step in 0..=10u8 {
+        let inverse = (QUANT_MAX - 1.0 + 0.2 * f32::from(step)) / (max + best.min);
+        let levels = trial_levels(x, best.min, inverse);
+        let weighted: [f32; SUB] = std::array::from_fn(|i| weights[i] * levels[i]);
+        let sum_wl = sum(|i| weighted[i]);
+        let sum_wll = sum(|i| weighted[i] * levels[i]);
+        let sum_wxl = sum(|i| weighted[i] * x[i]);
         let determinant = sum_w * sum_wll - sum_wl * sum_wl;
         if determinant <= 0.0 {
             continue;
@@ -100,7 +103,7 @@ fn fit(x: &[f32], weights: &[f32; SUB]) -> Fit {
 }
 
 /// The 6-bit scale and minimum near a fit with the least error once the elements are rounded to their levels.
-fn choose(x: &[f32], weights: &[f32; SUB], fit: Fit, d: f32, dmin: f32) -> (f32, f32) {
+fn choose(x: &[f32; SUB], weights: &[f32; SUB], fit: Fit, d: f32, dmin: f32) -> (f32, f32) {
     let near = |value: f32, factor: f32| {
         let middle = if factor > 0.0 { nearest((value / factor).min(SCALE_MAX)) } else { 0.0 };
         // The middle first: it stays if a neighbour is no better.
@@ -119,13 +122,13 @@ fn choose(x: &[f32], weights: &[f32; SUB], fit: Fit, d: f32, dmin: f32) -> (f32,
     best
 }
 
-/// Levels of a trial: `(x - min) * inverse` to the nearest of 0..=15.
-fn trial_levels(x: &[f32], min: f32, inverse: f32) -> [f32; SUB] {
-    std::array::from_fn(|i| nearest((x[i] - min) * inverse).clamp(0.0, QUANT_MAX))
+/// Levels of a trial: `(x + min) * inverse` to the nearest of 0..=15.
+fn trial_levels(x: &[f32; SUB], min: f32, inverse: f32) -> [f32; SUB] {
+    std::array::from_fn(|i| nearest(((x[i] + min) * inverse).clamp(0.0, QUANT_MAX)))
 }
 
 /// The levels nearest to `x` under `scale * level - min`.
-fn levels(x: &[f32], scale: f32, min: f32) -> [f32; SUB] {
+fn levels(x: &[f32; SUB], scale: f32, min: f32) -> [f32; SUB] {
     let inverse = 1.0 / scale;
     if !inverse.is_finite() {
         return [0.0; SUB];
@@ -135,19 +138,20 @@ fn levels(x: &[f32], scale: f32, min: f32) -> [f32; SUB] {
 }
 
 /// Weighted squared error of an approximation.
-fn error(x: &[f32], weights: &[f32; SUB], levels: &[f32; SUB], fit: Fit) -> f32 {
-    sum(x, |i, x| {
-        let difference = fit.scale * levels[i] - fit.min - x;
+fn error(x: &[f32; SUB], weights: &[f32; SUB], levels: &[f32; SUB], fit: Fit) -> f32 {
+    sum(|i| {
+        let difference = fit.scale * levels[i] - fit.min - x[i];
         weights[i] * difference * difference
     })
 }
 
-/// Sum of `term(i, x[i])` over the 32 elements of a sub-block, in eight lanes.
-fn sum(x: &[f32], term: impl Fn(usize, f32) -> f32) -> f32 {
+/// Sum of the terms of the 32 elements of a sub-block, in eight lanes.
+#[inline(always)]
+fn sum(term: impl Fn(usize) -> f32) -> f32 {
     let mut lanes = [0.0f32; LANES];
-    for (start, x) in x.chunks_exact(LANES).enumerate() {
-        for (lane, &x) in x.iter().enumerate() {
-            lanes[lane] += term(start * LANES + lane, x);
+    for start in (0..SUB).step_by(LANES) {
+        for (lane, sum) in lanes.iter_mut().enumerate() {
+            *sum += term(start + lane);
         }
     }
     ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]))

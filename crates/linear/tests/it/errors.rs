@@ -25,6 +25,13 @@ fn a_weight_of_the_wrong_length_is_refused() {
 }
 
 #[test]
+fn a_weight_past_all_memory_is_an_error() {
+    // 2^60 bytes: a number that an address can hold, and that no processor can address.
+    let error = Packer::new(WeightType::F32, 1 << 40, 1 << 18).unwrap_err();
+    assert_eq!(error, Error::OutOfMemory { bytes: 1 << 60 });
+}
+
+#[test]
 fn shapes_that_cannot_be_are_refused() {
     assert_eq!(
         PackedWeight::pack(WeightType::Q6K, 1, 128, &[0; 210], 1).unwrap_err(),
@@ -97,7 +104,10 @@ fn an_instruction_set_that_is_missing_is_an_error_with_its_name() {
             Ok(same) => assert!(same == isa && Isa::available().any(|available| available == isa)),
             Err(error) => assert_eq!(
                 error.to_string(),
-                format!("this CPU has no {isa}, or the system does not permit it; the best it has is {}", Isa::detect())
+                format!(
+                    "this CPU has no {isa}, or the system does not permit it; the best it has is {}",
+                    Isa::detect()
+                )
             ),
         }
     }
@@ -111,9 +121,10 @@ fn tiles_halve_the_scratch_of_rounded_rows() {
         scratch_bytes(rows, in_features, &[(WeightType::Q8_0, 576)], Settings { isa: Isa::Amx, threads })
     };
     if cfg!(target_arch = "x86_64") {
-        assert_eq!(bytes(16, 576, 1), 16 * 576 * 2 + 2 * 16 * 576 * 2);
-        assert_eq!(bytes(17, 576, 2), 32 * 576 * 2 + 2 * (2 * 16 * 576 * 2));
-        // Above 768, two panels of 512 rows of `k` and the sums of eight panels.
-        assert_eq!(bytes(33, 1024, 1), 48 * 1024 * 2 + 2 * 16 * 512 * 2 + 64 * 8 * 16 * 4);
+        assert_eq!(bytes(32, 320, 1), 32 * 320 * 2 + 2 * 16 * 320 * 2);
+        // Above 320, two panels of half of `k`, and the sums of two panels.
+        assert_eq!(bytes(33, 576, 2), 64 * 576 * 2 + 2 * (2 * 16 * 288 * 2 + 64 * 2 * 16 * 4));
+        // Rows that no cache holds: blocks of 13 to a `k`, the sums of 16 panels.
+        assert_eq!(bytes(300, 4096, 1), 320 * 4096 * 2 + 2 * 16 * 320 * 2 + 256 * 16 * 16 * 4);
     }
 }

@@ -36,7 +36,7 @@ fn normal(random: &mut Random) -> f32 {
 /// Student's t with two degrees of freedom, by its inverse distribution function, times 0.02.
 fn heavy_tailed(random: &mut Random) -> f32 {
     let u = random.unit();
-    0.02 * (u * 1.414_213_5 / (1.0 - u * u).max(1e-6).sqrt())
+    0.02 * (u * std::f32::consts::SQRT_2 / (1.0 - u * u).max(1e-6).sqrt())
 }
 
 fn relative_rms_error(ty: WeightType, values: &[f32]) -> f64 {
@@ -82,8 +82,8 @@ fn q4_k_leaves_less_error_than_the_ggml_reference() {
 }
 
 /// Relative RMS errors that the documentation states.
-const Q4_K_NORMAL: f64 = 0.069_990;
-const Q4_K_HEAVY: f64 = 0.085_355;
+const Q4_K_NORMAL: f64 = 0.069_901;
+const Q4_K_HEAVY: f64 = 0.084_518;
 
 /// Values over the whole range that weights have, with some zeros.
 fn values(blocks: std::ops::Range<usize>) -> impl Strategy<Value = Vec<f32>> {

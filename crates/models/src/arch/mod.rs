@@ -1,11 +1,22 @@
 //! Model architectures, one file each, and the registry that finds them by name.
 
-use crate::{error::ModelError, gguf::Gguf, layers::rope::RopeFrequencies};
 use plimsoll_attention::{KvDtype, KvLayout};
 use plimsoll_kvcache::{KvLayerSpec, KvSpec, LayerSpec, RecurrentSpec};
 use plimsoll_program::{Program, Slot};
 
+pub mod gemma3;
 pub mod llama;
+pub mod qwen2;
+pub mod qwen3;
+mod qwen3_5;
+mod qwen3_moe;
+mod qwen3_next;
+mod registry;
+mod sizes;
+
+pub use registry::known_architectures;
+pub(crate) use registry::{Recorded, name_of, record};
+pub use sizes::Sizes;
 
 /// What an architecture makes of a model file: the program and all that the executors must know to feed it.
 #[derive(Debug)]
@@ -91,45 +102,4 @@ pub struct Dimensions {
     pub vocab_size: usize,
     /// Longest context the model was trained for, tokens.
     pub context_length: usize,
-}
-
-/// One known architecture.
-pub(crate) struct Entry {
-    /// Value of `general.architecture`.
-    pub(crate) name: &'static str,
-    /// Reads the file's metadata and records the program.
-    pub(crate) build: fn(&Gguf) -> Result<Architecture, ModelError>,
-}
-
-/// Every architecture that can be loaded; a new one is one file and one line here.
-pub(crate) const REGISTRY: &[Entry] = &[Entry { name: "llama", build: llama::from_gguf }];
-
-/// Names of all architectures that can be loaded.
-pub fn known_architectures() -> impl Iterator<Item = &'static str> {
-    REGISTRY.iter().map(|entry| entry.name)
-}
-
-/// Finds the architecture that the file names and records its program.
-///
-/// # Errors
-/// [`ModelError::UnknownArchitecture`], with those known; and whatever the architecture finds wrong with the metadata.
-pub(crate) fn build(gguf: &Gguf) -> Result<Architecture, ModelError> {
-    let name = gguf.get_str("general.architecture")?;
-    let entry = REGISTRY.iter().find(|entry| entry.name == name).ok_or_else(|| ModelError::UnknownArchitecture {
-        found: name.to_owned(),
-        known: known_architectures().collect::<Vec<_>>().join(", "),
-    })?;
-    (entry.build)(gguf)
-}
-
-/// Declares the constants of a RoPE table and remembers the computed frequencies.
-pub(crate) fn rope_constant(
-    b: &mut plimsoll_program::ProgramBuilder,
-    computed: &mut Vec<(Slot, Vec<f32>)>,
-    name: &str,
-    frequencies: RopeFrequencies,
-) -> (Slot, f32) {
-    let slot = b.constant(name, &[frequencies.inv_freq.len()], plimsoll_program::DType::F32);
-    computed.push((slot, frequencies.inv_freq));
-    (slot, frequencies.attention_factor)
 }

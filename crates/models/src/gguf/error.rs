@@ -7,8 +7,8 @@ use super::GgmlType;
 /// Why a GGUF file was refused, or does not hold what was asked of it.
 ///
 /// Every message is one line: names from the file are escaped and cut at 96 characters before they get in here.
-/// Only [`GgufError::Open`], [`GgufError::NotAFile`] and [`GgufError::Map`] name the path; a caller that knows the path
-/// puts it in front of the others.
+/// [`GgufError::Open`], [`GgufError::NotAFile`], [`GgufError::Map`] and the errors about parts of a split model name their
+/// path; a caller that knows the path puts it in front of the others.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "field names say what they hold and in which unit")]
 #[non_exhaustive]
@@ -71,11 +71,42 @@ pub enum GgufError {
     /// `general.alignment` is not a power of two.
     #[error("general.alignment is {found}, expected a power of two; convert the model again")]
     InvalidAlignment { found: i128 },
-    /// One part of a model that was split over several files.
+    /// The bytes of one part of a model that was split over several files: the others cannot be found from them.
     #[error(
-        "the file is one of {parts} parts of a split model; join them with llama-gguf-split --merge and open the result"
+        "the file is one of {parts} parts of a split model; open it by its path, beside the other parts, or join them with llama-gguf-split --merge"
     )]
     SplitFile { parts: u64 },
+    /// A part of a split model whose name does not say so: the other parts cannot be found.
+    #[error(
+        "{path:?} is part {part} of {parts} of a split model, but its name does not end in -{part:05}-of-{parts:05}.gguf; give the parts the names they came with"
+    )]
+    SplitName { path: PathBuf, part: u64, parts: u64 },
+    /// A part of a split model that is not beside the others.
+    #[error(
+        "part {part} of {parts} of the model is missing: there is no {path:?}; fetch it, all parts belong in one folder"
+    )]
+    MissingPart { part: u64, parts: u64, path: PathBuf },
+    /// A file that is not the part that its name says.
+    #[error(
+        "{path:?} should be part {part} of {parts} of the model and says it is part {found} of {found_parts}; fetch it again under its own name"
+    )]
+    WrongPart { path: PathBuf, part: u64, parts: u64, found: u64, found_parts: u64 },
+    /// A part whose metadata is not that of the first part.
+    #[error(
+        "{path:?} is part {part} of another model: its '{key}' is not that of part 1; fetch the parts of one model again"
+    )]
+    ForeignPart { path: PathBuf, part: u64, key: String },
+    /// Two parts that hold a tensor of one name.
+    #[error("tensor '{name}' is in part {first} and in part {second} of the model; fetch the parts of one model again")]
+    TensorInTwoParts { name: String, first: u64, second: u64 },
+    /// All parts together hold another number of tensors than they say.
+    #[error(
+        "the {parts} parts of the model hold {found} tensors together, split.tensors.count says {expected}; fetch the parts of one model again"
+    )]
+    SplitTensorCount { parts: u64, found: u64, expected: u64 },
+    /// A fault in a part that is not the file that was asked for.
+    #[error("in {path:?}: {source}")]
+    InPart { path: PathBuf, source: Box<Self> },
 
     /// No dimension, or too many.
     #[error("tensor '{name}' has {found} dimensions, expected 1 to {max}; the file is damaged: fetch it again")]

@@ -10,14 +10,14 @@ use super::GgufError;
 
 /// Where the bytes of a file are.
 #[derive(Debug)]
-pub(super) enum Source {
+pub(crate) enum Source {
     Map(Mmap),
     Owned(Vec<u8>),
 }
 
 impl Source {
     /// Maps a regular file read-only. An empty file gives an empty buffer, since it cannot be mapped.
-    pub(super) fn open(path: &Path) -> Result<Self, GgufError> {
+    pub(crate) fn open(path: &Path) -> Result<Self, GgufError> {
         let open_error = |source| GgufError::Open { path: path.to_owned(), source };
         // Asked before opening: to open a pipe would wait for its other end.
         let metadata = std::fs::metadata(path).map_err(open_error)?;
@@ -32,7 +32,7 @@ impl Source {
         Ok(Self::Map(map))
     }
 
-    pub(super) fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         match self {
             Self::Map(map) => map,
             Self::Owned(bytes) => bytes,
@@ -40,7 +40,7 @@ impl Source {
     }
 
     /// Tells the system that the file will be read once from start to end. Nothing happens for a buffer.
-    pub(super) fn advise_sequential(&self) -> std::io::Result<()> {
+    pub(crate) fn advise_sequential(&self) -> std::io::Result<()> {
         match self {
             #[cfg(unix)]
             Self::Map(map) => map.advise(memmap2::Advice::Sequential),
@@ -55,7 +55,7 @@ impl Source {
     ///
     /// # Panics
     /// If `range` is not inside the file.
-    pub(super) fn advise_done(&self, range: Range<usize>) -> std::io::Result<()> {
+    pub(crate) fn advise_done(&self, range: Range<usize>) -> std::io::Result<()> {
         assert!(range.start <= range.end && range.end <= self.bytes().len(), "{range:?} is not inside the file");
         match self {
             #[cfg(unix)]

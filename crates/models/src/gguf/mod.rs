@@ -5,6 +5,8 @@
 //! [`GgufError`], never a panic, a slice outside the file or an allocation larger than a few times its header.
 //! Metadata strings, token lists and tensor data are slices of the map; nothing is copied unless the caller copies it.
 //!
+//! A model that is split over several files is opened through any of them, and then read like one file.
+//!
 //! The format is described in `docs/gguf.md` of the ggml repository. Only little-endian files are read.
 //!
 //! ```
@@ -25,10 +27,11 @@
 mod cursor;
 mod error;
 mod ggml_type;
-mod map;
+pub(crate) mod map;
 mod metadata;
 mod parse;
 mod reader;
+mod split;
 mod tensor;
 mod value;
 mod writer;
@@ -36,6 +39,7 @@ mod writer;
 pub use error::GgufError;
 pub use ggml_type::GgmlType;
 pub use reader::Gguf;
+pub(crate) use reader::edit_distance;
 pub use tensor::{MAX_DIMENSIONS, TensorView};
 pub use value::{Array, Strings, Value, ValueType, Values};
 pub use writer::{Encode, GgufWriter};

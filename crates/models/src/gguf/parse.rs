@@ -1,4 +1,4 @@
-//! From the bytes of a file to an index of what is where, with everything checked.
+//! From the bytes of one file to an index of what is where, with everything checked.
 //!
 //! The index keeps places in the file instead of copies. It grows entry by entry, each of which has taken its bytes of
 //! the file, so that a lying count cannot make it allocate.
@@ -70,10 +70,17 @@ pub(super) struct Tensor {
     name: Range<usize>,
     pub(super) shape: Shape,
     pub(super) ggml_type: GgmlType,
+    /// Place of its file among the parts of the model; the places of name and data are in that file.
+    pub(super) part: u16,
     pub(super) data: Range<usize>,
 }
 
 impl Tensor {
+    /// The tensor of another part than the first.
+    pub(super) fn in_part(self, part: u16) -> Self {
+        Self { part, ..self }
+    }
+
     pub(super) fn name<'a>(&self, file: &'a [u8]) -> &'a str {
         text(file, &self.name)
     }
@@ -108,7 +115,6 @@ impl Index {
             Some(entries[entries_by_key[place]].value(file))
         };
         let alignment = check_alignment(find(ALIGNMENT_KEY))?;
-        check_unsplit(find("split.count"))?;
 
         let mut described = Vec::new();
         for index in 0..tensor_count {
@@ -118,6 +124,12 @@ impl Index {
         let tensors_by_name = sorted_by_name(&tensors, |tensor: &Tensor| tensor.name(file))
             .map_err(|name| GgufError::DuplicateTensor { name: shown(name) })?;
         Ok(Self { version, alignment, entries, entries_by_key, tensors, tensors_by_name })
+    }
+
+    /// The value of a key of `file`, the file that was parsed.
+    pub(super) fn value<'a>(&self, file: &'a [u8], key: &str) -> Option<Value<'a>> {
+        let place = self.entries_by_key.binary_search_by(|&at| self.entries[at].key(file).cmp(key)).ok()?;
+        Some(self.entries[self.entries_by_key[place]].value(file))
     }
 }
 
@@ -190,14 +202,6 @@ fn check_alignment(value: Option<Value<'_>>) -> Result<u64, GgufError> {
     }
 }
 
-/// A part of a split model has all the metadata but not all the tensors: better said at once than tensor by tensor.
-fn check_unsplit(split_count: Option<Value<'_>>) -> Result<(), GgufError> {
-    match split_count.and_then(|value| value.as_integer()).and_then(|parts| u64::try_from(parts).ok()) {
-        Some(parts) if parts > 1 => Err(GgufError::SplitFile { parts }),
-        _ => Ok(()),
-    }
-}
-
 /// A tensor before its data is placed.
 struct Described<'a> {
     name: &'a str,
@@ -261,7 +265,7 @@ fn place_tensors(
             have_bytes: data_bytes,
         })?;
         let (shape, ggml_type) = (tensor.shape, tensor.ggml_type);
-        tensors.push(Tensor { name: tensor.name_place.clone(), shape, ggml_type, data });
+        tensors.push(Tensor { name: tensor.name_place.clone(), shape, ggml_type, part: 0, data });
     }
 
     // No tensor is empty, so that two overlap exactly if two neighbours by start do.
@@ -277,7 +281,7 @@ fn place_tensors(
 }
 
 /// The places in `items` by ascending name, or a name that two of them have.
-fn sorted_by_name<'a, T>(items: &[T], name: impl Fn(&T) -> &'a str) -> Result<Vec<usize>, &'a str> {
+pub(super) fn sorted_by_name<'a, T>(items: &[T], name: impl Fn(&T) -> &'a str) -> Result<Vec<usize>, &'a str> {
     let mut places: Vec<usize> = (0..items.len()).collect();
     places.sort_unstable_by_key(|&at| name(&items[at]));
     match places.windows(2).find(|pair| name(&items[pair[0]]) == name(&items[pair[1]])) {

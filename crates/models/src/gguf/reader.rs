@@ -1,4 +1,4 @@
-//! An open GGUF file and its tensors.
+//! An open GGUF file, or a set of them, and its tensors.
 
 use std::fmt;
 use std::path::Path;
@@ -6,57 +6,77 @@ use std::path::Path;
 use super::error::shown;
 use super::map::Source;
 use super::parse::{Entry, Index, Tensor};
-use super::{GgufError, TensorView, Value};
+use super::{GgufError, TensorView, Value, split};
 
 /// Most hints after a missing tensor.
 const MAX_SIMILAR: usize = 3;
 
-/// An open GGUF file. Everything it gives out is checked already and borrows from it.
+/// An open GGUF file, or all files of a split model. Everything it gives out is checked already and borrows from it.
 pub struct Gguf {
-    source: Source,
+    /// In order of the parts; one, unless the model is split.
+    sources: Vec<Source>,
+    /// Metadata of the first file, tensors of all.
     index: Index,
 }
 
 impl Gguf {
     /// Maps the file at `path` and checks its header. Tensor data is not read.
     ///
-    /// The file must not be changed, cut or overwritten while it is open: its pages are read when they are used. To
+    /// Any part of a split model (`name-00002-of-00003.gguf`) opens all of its parts, which lie in the same folder. Metadata
+    /// is that of the first part.
+    ///
+    /// The files must not be changed, cut or overwritten while they are open: their pages are read when they are used. To
     /// replace a model, write a new file and rename it.
     ///
     /// # Errors
     /// [`GgufError::Open`], [`GgufError::NotAFile`] and [`GgufError::Map`] from the system, and all errors of
-    /// [`Gguf::from_bytes`].
+    /// [`Gguf::from_bytes`]. For a split model also [`GgufError::SplitName`], [`GgufError::MissingPart`],
+    /// [`GgufError::WrongPart`], [`GgufError::ForeignPart`], [`GgufError::TensorInTwoParts`] and
+    /// [`GgufError::SplitTensorCount`], and [`GgufError::InPart`] around the error of a part that `path` does not name.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, GgufError> {
-        Self::from_source(Source::open(path.as_ref())?)
+        let path = path.as_ref();
+        let source = Source::open(path)?;
+        let index = Index::parse(source.bytes())?;
+        let parts = split::part_count(source.bytes(), &index)?;
+        if parts == 1 {
+            return Ok(Self { sources: vec![source], index });
+        }
+        let (sources, index) = split::open_parts(path, source, index, parts)?;
+        Ok(Self { sources, index })
     }
 
     /// Reads a file that is in memory already.
     ///
     /// # Errors
     /// The variants of [`GgufError`] from `Truncated` to `DuplicateTensor`, for each way a file can be damaged, and
-    /// [`GgufError::SplitFile`] for a part of a split model.
+    /// [`GgufError::SplitFile`] for a part of a split model, whose other parts cannot be found from here.
     pub fn from_bytes(bytes: impl Into<Vec<u8>>) -> Result<Self, GgufError> {
-        Self::from_source(Source::Owned(bytes.into()))
-    }
-
-    fn from_source(source: Source) -> Result<Self, GgufError> {
+        let source = Source::Owned(bytes.into());
         let index = Index::parse(source.bytes())?;
-        Ok(Self { source, index })
+        match split::part_count(source.bytes(), &index)? {
+            1 => Ok(Self { sources: vec![source], index }),
+            parts => Err(GgufError::SplitFile { parts }),
+        }
     }
 
-    /// Version of the format: 2 or 3.
+    /// Number of files that the model is split over; 1 for one that is not.
+    pub fn parts(&self) -> usize {
+        self.sources.len()
+    }
+
+    /// Version of the format: 2 or 3; of the first part of a split model.
     pub fn version(&self) -> u32 {
         self.index.version
     }
 
-    /// Alignment of tensor data within the file, in bytes; a power of two.
+    /// Alignment of tensor data within the (first) file, in bytes; a power of two.
     pub fn alignment(&self) -> u64 {
         self.index.alignment
     }
 
-    /// Size of the file.
+    /// Size of the file, or of all parts of a split model.
     pub fn file_bytes(&self) -> u64 {
-        self.source.bytes().len() as u64
+        self.sources.iter().map(|source| source.bytes().len() as u64).sum()
     }
 
     /// Heap memory of the index over metadata and tensors. The file itself is not counted.
@@ -70,18 +90,16 @@ impl Gguf {
 
     /// All metadata entries, in file order.
     pub fn metadata(&self) -> impl ExactSizeIterator<Item = (&str, Value<'_>)> + Clone {
-        let file = self.source.bytes();
+        let file = self.sources[0].bytes();
         self.index.entries.iter().map(move |entry| (entry.key(file), entry.value(file)))
     }
 
     /// The value of a key, of whichever type; `None` if there is none.
     pub fn value(&self, key: &str) -> Option<Value<'_>> {
-        let (file, index) = (self.source.bytes(), &self.index);
-        let place = index.entries_by_key.binary_search_by(|&at| index.entries[at].key(file).cmp(key)).ok()?;
-        Some(index.entries[index.entries_by_key[place]].value(file))
+        self.index.value(self.sources[0].bytes(), key)
     }
 
-    /// All tensors, in file order.
+    /// All tensors, in file order, part by part.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = TensorView<'_>> + Clone {
         self.index.tensors.iter().map(|tensor| self.view(tensor))
     }
@@ -112,7 +130,7 @@ impl Gguf {
         // Looked up again rather than trusted: a view of another file must not choose pages of this one.
         let record =
             self.record(name).ok_or_else(|| GgufError::MissingTensor { name: shown(name), similar: Vec::new() })?;
-        self.source
+        self.source_of(record)
             .advise_done(record.data.clone())
             .map_err(|source| GgufError::Advise { what: format!("tensor '{}'", shown(name)), source })
     }
@@ -122,17 +140,25 @@ impl Gguf {
     /// # Errors
     /// [`GgufError::Advise`] if the system refuses.
     pub fn advise_sequential(&self) -> Result<(), GgufError> {
-        self.source.advise_sequential().map_err(|source| GgufError::Advise { what: "the file".to_owned(), source })
+        self.sources
+            .iter()
+            .try_for_each(Source::advise_sequential)
+            .map_err(|source| GgufError::Advise { what: "the file".to_owned(), source })
+    }
+
+    fn source_of(&self, tensor: &Tensor) -> &Source {
+        &self.sources[usize::from(tensor.part)]
     }
 
     fn record(&self, name: &str) -> Option<&Tensor> {
-        let (file, index) = (self.source.bytes(), &self.index);
-        let place = index.tensors_by_name.binary_search_by(|&at| index.tensors[at].name(file).cmp(name)).ok()?;
+        let index = &self.index;
+        let name_at = |at: usize| index.tensors[at].name(self.source_of(&index.tensors[at]).bytes());
+        let place = index.tensors_by_name.binary_search_by(|&at| name_at(at).cmp(name)).ok()?;
         Some(&index.tensors[index.tensors_by_name[place]])
     }
 
     fn view(&self, tensor: &Tensor) -> TensorView<'_> {
-        let file = self.source.bytes();
+        let file = self.source_of(tensor).bytes();
         TensorView {
             name: tensor.name(file),
             shape: tensor.shape,
@@ -166,6 +192,7 @@ impl fmt::Debug for Gguf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Gguf")
             .field("version", &self.version())
+            .field("parts", &self.parts())
             .field("file_bytes", &self.file_bytes())
             .field("metadata", &self.index.entries.len())
             .field("tensors", &self.index.tensors.len())
@@ -174,7 +201,7 @@ impl fmt::Debug for Gguf {
 }
 
 /// Fewest insertions, deletions and replacements of bytes from `a` to `b` (Wagner and Fischer 1974), one row at a time.
-fn edit_distance(a: &[u8], b: &[u8]) -> usize {
+pub(crate) fn edit_distance(a: &[u8], b: &[u8]) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, &from) in a.iter().enumerate() {
         let mut diagonal = row[0];

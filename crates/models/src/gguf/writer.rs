@@ -2,11 +2,14 @@
 
 use std::borrow::Cow;
 use std::collections::HashSet;
-use std::io::{self, Write};
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
 
 use super::cursor::{MAX_NAME_BYTES, What, check_name};
 use super::error::shown;
 use super::parse::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC};
+use super::split::{COUNT_KEY, NO_KEY, TENSORS_KEY, part_name};
 use super::tensor::check_size;
 use super::value::ValueType;
 use super::{GgmlType, GgufError};
@@ -134,13 +137,61 @@ impl<'a> GgufWriter<'a> {
     ///
     /// # Errors
     /// Those of `out`.
-    pub fn write_to(&self, mut out: impl Write) -> io::Result<()> {
-        let header = self.header();
+    pub fn write_to(&self, out: impl Write) -> io::Result<()> {
+        self.write_part(out, &self.entries, self.keys.len(), &self.tensors)
+    }
+
+    /// Writes the model as a split one, `tensors_per_part` (0 counts as 1) tensors to a file: `name-00001-of-0000N.gguf` and so
+    /// on in `folder`. The metadata is in the first file. Returns the paths.
+    ///
+    /// # Errors
+    /// Those of the files; [`io::ErrorKind::InvalidInput`] if the model needs more than 65,535 parts or one of the keys
+    /// `split.no`, `split.count` and `split.tensors.count` was added to it.
+    pub fn write_split(&self, folder: &Path, name: &str, tensors_per_part: usize) -> io::Result<Vec<PathBuf>> {
+        let invalid = |error| io::Error::new(io::ErrorKind::InvalidInput, error);
+        let pieces: Vec<&[TensorToWrite<'_>]> = self.tensors.chunks(tensors_per_part.max(1)).collect();
+        // A model without tensors is one part.
+        let count = u16::try_from(pieces.len().max(1))
+            .map_err(|_| invalid(format!("{} parts, at most 65535 are possible", pieces.len())))?;
+        let tensor_count = i32::try_from(self.tensors.len()).map_err(|error| invalid(error.to_string()))?;
+        let mut paths = Vec::new();
+        for no in 0..count {
+            let mut head = Self::new();
+            head.version = self.version;
+            if no == 0 {
+                (head.entries, head.keys) = (self.entries.clone(), self.keys.clone());
+            } else if let Ok(alignment) = u32::try_from(self.alignment)
+                && self.keys.contains(ALIGNMENT_KEY)
+            {
+                head.alignment(alignment).map_err(|error| invalid(error.to_string()))?;
+            }
+            head.put_split(no, count, tensor_count).map_err(|error| invalid(error.to_string()))?;
+            let path = folder.join(part_name(name, u64::from(no) + 1, count.into()));
+            let file = BufWriter::new(File::create(&path)?);
+            let tensors = pieces.get(usize::from(no)).copied().unwrap_or_default();
+            self.write_part(file, &head.entries, head.keys.len(), tensors)?;
+            paths.push(path);
+        }
+        Ok(paths)
+    }
+
+    fn put_split(&mut self, no: u16, count: u16, tensor_count: i32) -> Result<&mut Self, GgufError> {
+        self.put(NO_KEY, no)?.put(COUNT_KEY, count)?.put(TENSORS_KEY, tensor_count)
+    }
+
+    fn write_part(
+        &self,
+        mut out: impl Write,
+        entries: &[u8],
+        entry_count: usize,
+        tensors: &[TensorToWrite<'_>],
+    ) -> io::Result<()> {
+        let header = self.header(entries, entry_count, tensors);
         out.write_all(&header)?;
         // Every tensor is padded, also the last one, as llama.cpp does.
         let mut written = header.len() as u64;
         written = self.pad(&mut out, written)?;
-        for tensor in &self.tensors {
+        for tensor in tensors {
             out.write_all(&tensor.data)?;
             written = self.pad(&mut out, written + tensor.data.len() as u64)?;
         }
@@ -154,15 +205,15 @@ impl<'a> GgufWriter<'a> {
         bytes
     }
 
-    fn header(&self) -> Vec<u8> {
+    fn header(&self, entries: &[u8], entry_count: usize, tensors: &[TensorToWrite<'_>]) -> Vec<u8> {
         let mut header = Vec::new();
         header.extend(MAGIC);
         header.extend(self.version.to_le_bytes());
-        header.extend((self.tensors.len() as u64).to_le_bytes());
-        header.extend((self.keys.len() as u64).to_le_bytes());
-        header.extend(&self.entries);
+        header.extend((tensors.len() as u64).to_le_bytes());
+        header.extend((entry_count as u64).to_le_bytes());
+        header.extend(entries);
         let mut offset = 0_u64;
-        for tensor in &self.tensors {
+        for tensor in tensors {
             tensor.name.encode(&mut header);
             let dimensions = u32::try_from(tensor.dims.len()).expect("a tensor has at most 4 dimensions");
             header.extend(dimensions.to_le_bytes());

@@ -1,5 +1,6 @@
 //! Gated feed-forward block: `down(act(gate(x)) * up(x))`.
 
+use crate::checkpoint::weights::{Bias, Weights};
 use plimsoll_program::{Activation, ProgramBuilder, Slot};
 
 /// A linear weight with its optional bias.
@@ -27,6 +28,23 @@ pub(crate) struct MlpWeights {
     pub(crate) gate: LinearWeights,
     pub(crate) up: LinearWeights,
     pub(crate) down: LinearWeights,
+}
+
+impl MlpWeights {
+    /// Declares `blk.<layer>.ffn_gate`, `ffn_up` and `ffn_down`.
+    pub(crate) fn declare(
+        b: &mut ProgramBuilder,
+        w: &mut Weights<'_>,
+        layer: usize,
+        [hidden_size, intermediate_size]: [usize; 2],
+        bias: Bias,
+    ) -> Self {
+        let wide = [intermediate_size, hidden_size];
+        let gate = w.linear(b, &format!("blk.{layer}.ffn_gate"), wide, bias);
+        let up = w.linear(b, &format!("blk.{layer}.ffn_up"), wide, bias);
+        let down = w.linear(b, &format!("blk.{layer}.ffn_down"), [hidden_size, intermediate_size], bias);
+        Self { gate, up, down }
+    }
 }
 
 /// Records the block; `x`: `[rows, hidden_size]`, same shape out. Gate and up share one pass over `x`.

@@ -4,7 +4,59 @@
 //!
 //! RoPE: Su et al. 2021, arXiv:2104.09864. YaRN: Peng et al. 2023, arXiv:2309.00071, sections 3.2 to 3.4.
 
-use std::f64::consts::PI;
+pub(crate) mod fields;
+mod keys;
+
+use crate::error::ModelError;
+use std::{f64::consts::PI, ops::RangeInclusive};
+
+/// The rotation of one kind of layer: which part of a head it turns, and how fast.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rope {
+    /// Base of the frequencies.
+    pub theta: f64,
+    /// How they are stretched.
+    pub scaling: RopeScaling,
+    /// Elements of each head that are rotated, from the first on; even.
+    pub rotary_dim: usize,
+}
+
+impl Rope {
+    /// Whether the divisors of the frequencies are a tensor of the file.
+    pub(crate) fn is_stored(&self) -> bool {
+        matches!(self.scaling, RopeScaling::Factors(_))
+    }
+
+    /// The frequencies and the factor on cosines and sines.
+    ///
+    /// # Errors
+    /// [`ModelError::Unsupported`] if one of them is no number, or so large that positions times it are none.
+    pub(crate) fn frequencies(&self) -> Result<RopeFrequencies, ModelError> {
+        let frequencies = self.scaling.frequencies(self.theta, self.rotary_dim);
+        let mut all = frequencies.inv_freq.iter().copied().chain([frequencies.attention_factor]);
+        let fault = all.find(|value| !(0.0..=MAX_FREQUENCY).contains(value));
+        match fault {
+            None => Ok(frequencies),
+            Some(found) => Err(ModelError::Unsupported {
+                key: "a frequency of RoPE".to_owned(),
+                found: found.to_string(),
+                supported: format!("numbers from 0 to {MAX_FREQUENCY}"),
+            }),
+        }
+    }
+}
+
+/// Largest frequency, in turns per position times two pi: unscaled ones are at most 1.
+const MAX_FREQUENCY: f32 = 1024.0;
+
+/// Bases of frequencies that are taken for one: those of models go to 10^8.
+pub(crate) const THETAS: RangeInclusive<f64> = 1.000_001..=1e15;
+
+/// Stretches of the context, and of single frequencies, that are taken for one. What is far outside turns into infinities.
+const FACTORS: RangeInclusive<f64> = 1.0 / 1024.0..=1_048_576.0;
+
+/// Rotations at the ends of YaRN's ramp.
+const BETAS: RangeInclusive<f64> = 1e-3..=1e6;
 
 /// How a model stretches its rotary frequencies. Length-dependent ("dynamic") scaling has no variant: it would let a
 /// token's bits depend on how long the text around it is.
@@ -43,6 +95,8 @@ pub enum RopeScaling {
         beta_slow: f64,
         /// Multiplies cos and sin; `0.1 ln(factor) + 1` where the model does not say.
         attention_factor: f64,
+        /// Whether the ends of the ramp are whole dimensions, as usual.
+        truncate: bool,
     },
 }
 
@@ -85,14 +139,15 @@ impl RopeScaling {
                 };
                 (base.into_iter().map(scale).collect(), 1.0)
             }
-            Self::Yarn { factor, original_context, beta_fast, beta_slow, attention_factor } => {
+            Self::Yarn { factor, original_context, beta_fast, beta_slow, attention_factor, truncate } => {
                 let dim = rotary_dim as f64;
                 // Dimension at which a frequency makes `rotations` turns over the original context.
                 let turn_dim = |rotations: f64| {
                     dim * libm::log(*original_context as f64 / (rotations * 2.0 * PI)) / (2.0 * libm::log(theta))
                 };
-                let low = turn_dim(*beta_fast).floor().max(0.0);
-                let high = turn_dim(*beta_slow).ceil().min(dim - 1.0);
+                let (low, high) = (turn_dim(*beta_fast), turn_dim(*beta_slow));
+                let (low, high) = if *truncate { (low.floor(), high.ceil()) } else { (low, high) };
+                let (low, high) = (low.max(0.0), high.min(dim - 1.0));
                 // Equal ends would divide by zero.
                 let high = if high <= low { low + 0.001 } else { high };
                 let blend = |(i, f): (usize, f64)| {
@@ -145,6 +200,7 @@ mod tests {
             beta_fast: 32.0,
             beta_slow: 1.0,
             attention_factor: RopeScaling::yarn_temperature(4.0, 1.0),
+            truncate: true,
         };
         let got = scaling.frequencies(10_000.0, 8);
         assert_eq!(got.inv_freq[0], 1.0);

@@ -7,6 +7,7 @@ mod mutations;
 mod questions;
 mod raw;
 mod round_trip;
+mod split;
 
 #[cfg(target_os = "linux")]
 mod pages;

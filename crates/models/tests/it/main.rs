@@ -1,6 +1,9 @@
 //! The public API.
 
+mod architectures;
 mod chat;
+mod folder;
 mod gguf;
+mod real_tokenizers;
 mod sampler;
 mod tokenizer;

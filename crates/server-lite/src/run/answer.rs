@@ -15,7 +15,7 @@ use crate::{
 use plimsoll_memguard::Profile;
 use plimsoll_models::{
     ExecError, LogitRows, Model, PromptTarget, Session,
-    sampler::Sampler,
+    sampler::{Sampler, StopMatcher},
     tokenizer::{Detokenizer, SkipSpecial, Tokenizer},
 };
 use plimsoll_prefill::{
@@ -37,6 +37,7 @@ pub(super) struct Job<'a> {
     /// Absent for token ids in, token ids out.
     pub(super) tokenizer: Option<&'a Tokenizer>,
     pub(super) sampler: Sampler,
+    pub(super) stops: StopMatcher,
     pub(super) budget: Budget,
     pub(super) cancel: &'a CancelToken,
 }
@@ -63,7 +64,7 @@ impl Job<'_> {
     ) -> Result<Memory, AppError> {
         ALLOCATOR.restart_peak();
         let (prefill, first) = self.prefill(session, &mut admission)?;
-        let mut answer = Answer::new(self.tokenizer, self.args.json);
+        let mut answer = Answer::new(self.tokenizer, std::mem::take(&mut self.stops), self.args.json);
         let decode_start = Instant::now();
         let (finish, passes) = self.decode(session, &first, admission.max_tokens, &mut answer)?;
         let decode_seconds = decode_start.elapsed().as_secs_f64();
@@ -171,6 +172,9 @@ impl Job<'_> {
                 return Ok(("stop", passes));
             }
             answer.push(token)?;
+            if answer.is_stopped() {
+                return Ok(("stop", passes));
+            }
             if answer.tokens.len() == max_tokens {
                 return Ok(("length", passes));
             }
@@ -209,44 +213,48 @@ impl Job<'_> {
     }
 }
 
-/// The generated tokens and their text, printed as they come unless a report is wanted.
+/// The generated tokens and their text up to a stop string, printed as they come unless a report is wanted.
 struct Answer<'a> {
     tokens: Vec<u32>,
     text: String,
     tokenizer: Option<&'a Tokenizer>,
     detokenizer: Detokenizer,
+    stops: StopMatcher,
     quiet: bool,
 }
 
 impl<'a> Answer<'a> {
-    fn new(tokenizer: Option<&'a Tokenizer>, quiet: bool) -> Self {
+    fn new(tokenizer: Option<&'a Tokenizer>, stops: StopMatcher, quiet: bool) -> Self {
         Self {
             tokens: Vec::new(),
             text: String::new(),
             tokenizer,
             detokenizer: Detokenizer::new(SkipSpecial::Yes),
+            stops,
             quiet,
         }
     }
 
     fn push(&mut self, token: u32) -> Result<(), AppError> {
         self.tokens.push(token);
-        let piece = match self.tokenizer {
-            Some(tokenizer) => self.detokenizer.push(tokenizer, token)?,
-            None => &format!("{}{token}", if self.tokens.len() > 1 { " " } else { "" }),
+        let Some(tokenizer) = self.tokenizer else {
+            return print(&format!("{}{token}", if self.tokens.len() > 1 { " " } else { "" }), self.quiet);
         };
-        print(piece, self.quiet)?;
-        if self.tokenizer.is_some() {
-            self.text.push_str(piece);
-        }
-        Ok(())
+        let piece = self.stops.push(self.detokenizer.push(tokenizer, token)?);
+        self.text.push_str(piece);
+        print(piece, self.quiet)
+    }
+
+    /// Whether a stop string has ended the text. The tokens that it came with are kept.
+    fn is_stopped(&self) -> bool {
+        self.stops.stopped().is_some()
     }
 
     /// What was held back, and the end of the line.
     fn finish(&mut self) -> Result<(), AppError> {
-        let piece = self.detokenizer.flush();
-        self.text.push_str(piece);
-        print(piece, self.quiet)?;
+        let last = [self.stops.push(self.detokenizer.flush()).to_owned(), self.stops.finish()].concat();
+        self.text.push_str(&last);
+        print(&last, self.quiet)?;
         print("\n", self.quiet)
     }
 }

@@ -8,7 +8,7 @@ use crate::{
 use plimsoll_memguard::{
     Budget as Limit, ByteSize, Ceilings, Kind, Ledger, LinuxProbe, Pass, Probe, Profile, Reservation, system_probe,
 };
-use plimsoll_models::arch::Architecture;
+use plimsoll_models::{arch::Architecture, sampler::SamplerParams};
 use std::sync::Arc;
 
 /// Tokens of an answer where the user does not say, if they fit.
@@ -23,8 +23,21 @@ const FLOOR_ROWS: usize = 64;
 /// Heap that a run needs beside the arena, the KV and what grows with the vocabulary: threads' stacks and queues, block tables, the answer's text.
 const RUN_HEAP_BYTES: u64 = 1 << 20;
 
-/// Per token of the vocabulary: the logits that decode starts from, and the sampler's candidates.
-const HEAP_BYTES_PER_VOCAB: u64 = 4 + 8;
+/// Heap that choosing tokens needs: the logits that decode starts from and the candidates, with biases and penalties the adjusted logits and
+/// what was said, in a map that doubles.
+pub(super) fn sampling_bytes(params: &SamplerParams, vocab_size: usize) -> u64 {
+    let plain = SamplerParams {
+        temperature: params.temperature,
+        top_k: params.top_k,
+        top_p: params.top_p,
+        min_p: params.min_p,
+        typical_p: params.typical_p,
+        seed: params.seed,
+        ..SamplerParams::default()
+    };
+    let per_token = if *params == plain { 4 + 8 } else { 4 + 8 + 4 + 32 };
+    per_token * vocab_size as u64
+}
 
 /// One ledger, and what is held of it for as long as the process runs.
 pub(super) struct Budget {
@@ -96,13 +109,13 @@ impl Budget {
     }
 
     /// Measures what is resident beside the weights and reserves it, with what the run's own heap will take.
-    pub(super) fn measure_overhead(&mut self, weights_bytes: u64, vocab_size: usize) -> Result<(), AppError> {
+    pub(super) fn measure_overhead(&mut self, weights_bytes: u64, sampling_bytes: u64) -> Result<(), AppError> {
         let footprint = self.probe.as_ref().and_then(|probe| probe.sample().footprint).unwrap_or(0);
         let resident = footprint.max(ALLOCATOR.live_bytes());
         self.resident_after_load_bytes = LinuxProbe::new().memory().rss_bytes;
         self.hold(
             Kind::Overhead,
-            resident.saturating_sub(weights_bytes) + RUN_HEAP_BYTES + HEAP_BYTES_PER_VOCAB * vocab_size as u64,
+            resident.saturating_sub(weights_bytes) + RUN_HEAP_BYTES + sampling_bytes,
             "what is resident after load",
         )
     }
@@ -284,6 +297,14 @@ mod tests {
         };
         assert_eq!(refused(6400 + 10 * 150, 100, 100), (6400 + 10 * 200, Longest::Tokens(150)));
         assert_eq!(refused(6400, 100, 1), (6400 + 10 * 101, Longest::Nothing));
+    }
+
+    #[test]
+    fn penalties_and_biases_are_priced_where_there_are_any() {
+        let plain = SamplerParams { temperature: 0.7, top_k: Some(3), min_p: 0.1, seed: 9, ..SamplerParams::default() };
+        assert_eq!(sampling_bytes(&plain, 1000), 12_000);
+        assert_eq!(sampling_bytes(&SamplerParams { presence_penalty: 0.5, ..plain.clone() }, 1000), 48_000);
+        assert_eq!(sampling_bytes(&SamplerParams { logit_bias: [(1, 1.0)].into(), ..plain }, 1000), 48_000);
     }
 
     #[test]

@@ -17,10 +17,9 @@ use crate::{
 use answer::Job;
 use budget::{Budget, Needs};
 use plimsoll_models::{
-    CpuExecutor, CpuProfile, CpuSession, LoadPlan, Model, ModelError, StepObserver,
+    Checkpoint, CpuExecutor, CpuProfile, CpuSession, LoadPlan, Model, ModelError, StepObserver,
     chat::ChatTemplate,
-    gguf::Gguf,
-    sampler::{Sampler, SamplerParams},
+    sampler::{Sampler, StopMatcher},
     tokenizer::Tokenizer,
 };
 use plimsoll_prefill::CancelToken;
@@ -29,13 +28,8 @@ use trace::Observers;
 
 /// Answers the prompt of `args`. What can be refused is refused before weights are read.
 pub(crate) fn run(args: &RunArgs, sources: &Sources, cancel: &CancelToken) -> Result<(), AppError> {
-    let sampler = Sampler::new(SamplerParams {
-        temperature: args.temperature,
-        top_k: args.top_k,
-        top_p: args.top_p.unwrap_or(1.0),
-        seed: args.seed,
-        ..SamplerParams::default()
-    })?;
+    let sampler = Sampler::new(args.sampling.params())?;
+    let stops = StopMatcher::new(&args.sampling.stop)?;
     let settings = settings::cpu(args)?;
     outputs::check(args)?;
     if args.device == DeviceArg::Metal {
@@ -49,11 +43,17 @@ pub(crate) fn run(args: &RunArgs, sources: &Sources, cancel: &CancelToken) -> Re
         return Err(AppError::ModelFolder { path });
     }
     let model_fault = |source| AppError::Model { path: path.clone(), source: Box::new(source) };
-    let gguf = Gguf::open(&path).map_err(|source| model_fault(source.into()))?;
-    let plan = LoadPlan::new(&gguf).map_err(model_fault)?;
+    let checkpoint = Checkpoint::open(&path).map_err(model_fault)?;
+    let plan = LoadPlan::new(&checkpoint).map_err(model_fault)?;
+    sampler.params().check_vocabulary(plan.architecture().dimensions.vocab_size)?;
     budget.reserve_weights(plan.weights_bytes())?;
 
-    let text = load_text(&gguf, args, &path)?;
+    let text = load_text(&checkpoint, args, &path)?;
+    if text.is_none() && !args.sampling.stop.is_empty() {
+        return Err(AppError::Usage(
+            "--stop needs text, and the model has no tokenizer that makes it from ids".to_owned(),
+        ));
+    }
     if let (Some(bytes), Some((tokenizer, _))) = (given.text_bytes(), &text) {
         // A text that no context can hold is not worth its tokens.
         let needs = Needs::new(args, prompt::least_tokens(bytes, tokenizer), plan.architecture());
@@ -65,13 +65,14 @@ pub(crate) fn run(args: &RunArgs, sources: &Sources, cancel: &CancelToken) -> Re
         prompt::encode(given, raw, text.as_ref(), vocab_size).map(|prompt| (prompt, text))
     })??;
     drop(encoding);
-    // What is mapped of the file ends with the load: from there on only the packed weights are resident.
-    let loaded = interruptible(cancel, "loading the weights", move || load(plan, &gguf, settings.threads))??;
+    // What is mapped of its files ends with the load: from there on only the packed weights are resident.
+    let loaded = interruptible(cancel, "loading the weights", move || load(plan, &checkpoint, settings.threads))??;
     let model = Arc::new(loaded.map_err(model_fault)?);
-    budget.measure_overhead(model.weights_bytes(), model.architecture().dimensions.vocab_size)?;
+    budget.measure_overhead(model.weights_bytes(), budget::sampling_bytes(sampler.params(), vocab_size))?;
 
     let tokenizer = text.map(|(tokenizer, _)| tokenizer);
-    let job = Job { args, model: &model, prompt: &prompt, tokenizer: tokenizer.as_ref(), sampler, budget, cancel };
+    let job =
+        Job { args, model: &model, prompt: &prompt, tokenizer: tokenizer.as_ref(), sampler, stops, budget, cancel };
     if args.trace_hashes.is_none() && args.memory_trace.is_none() {
         return on_cpu(job, settings, ()).map(|_| ());
     }
@@ -81,19 +82,31 @@ pub(crate) fn run(args: &RunArgs, sources: &Sources, cancel: &CancelToken) -> Re
 }
 
 /// Packs the weights on threads of our own: those of the library's global pool cannot be had with an error.
-fn load(plan: LoadPlan, gguf: &Gguf, threads: usize) -> Result<Result<Model, ModelError>, AppError> {
+fn load(plan: LoadPlan, checkpoint: &Checkpoint, threads: usize) -> Result<Result<Model, ModelError>, AppError> {
     if threads == 1 {
-        return Ok(plan.load(gguf, threads));
+        return Ok(plan.load(checkpoint, threads));
     }
     let pool =
         rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(|index| format!("plimsoll-load-{index}"));
     let pool = pool.build().map_err(|source| AppError::Threads { threads, source })?;
-    Ok(pool.install(|| plan.load(gguf, threads)))
+    Ok(pool.install(|| plan.load(checkpoint, threads)))
 }
 
-/// Tokenizer and chat template. Token ids need neither, so a file without them is then no fault.
-fn load_text(gguf: &Gguf, args: &RunArgs, path: &Path) -> Result<Option<(Tokenizer, Option<ChatTemplate>)>, AppError> {
+/// Tokenizer and chat template. Token ids need neither, so a model without them is then no fault.
+fn load_text(
+    checkpoint: &Checkpoint,
+    args: &RunArgs,
+    path: &Path,
+) -> Result<Option<(Tokenizer, Option<ChatTemplate>)>, AppError> {
     let fault = |source| AppError::Text { path: path.to_owned(), source: Box::new(source) };
+    let gguf = match checkpoint {
+        Checkpoint::Gguf(gguf) => gguf,
+        Checkpoint::Folder(_) if args.token_ids.is_some() => return Ok(None),
+        Checkpoint::Folder(_) => {
+            let message = "the tokenizer of a model folder is not read by this version: give --token-ids";
+            return Err(AppError::Usage(message.to_owned()));
+        }
+    };
     let tokenizer = match Tokenizer::from_gguf(gguf) {
         Ok(tokenizer) => tokenizer,
         Err(error) if args.token_ids.is_some() => {

@@ -1,7 +1,7 @@
 //! From flags to start-up settings: what decides routes is fixed here.
 
 use crate::{
-    cli::{AttentionArg, IsaArg, KvDtypeArg, RunArgs},
+    cli::{AttentionArg, KvDtypeArg, RunArgs},
     error::AppError,
 };
 use plimsoll_attention::{KvDtype, RouteKind};
@@ -30,16 +30,29 @@ pub(super) fn cpu(args: &RunArgs) -> Result<CpuSettings, AppError> {
         AttentionArg::Tiled => RouteKind::Tiled,
         AttentionArg::Reference => RouteKind::Reference,
     });
-    if let Some(isa) = args.isa {
-        let (linear, attention) = match isa {
-            IsaArg::Scalar => (plimsoll_linear::Isa::Scalar, plimsoll_attention::Isa::Scalar),
-            IsaArg::Avx2 => (plimsoll_linear::Isa::Avx2, plimsoll_attention::Isa::Avx2),
-        };
-        let has_attention = plimsoll_attention::Isa::available().any(|available| available == attention);
-        if !has_attention || !plimsoll_linear::Isa::available().contains(&linear) {
-            return Err(AppError::Usage(format!("this processor does not have {isa:?}: leave --isa out")));
-        }
-        (settings.linear_isa, settings.attention_isa) = (linear, attention);
+    if let Some(isa) = args.cpu {
+        settings.linear_isa = isa.require().map_err(|error| AppError::Usage(format!("--cpu {isa}: {error}")))?;
+        settings.attention_isa = attention_isa(isa);
     }
     Ok(settings)
+}
+
+/// The instruction set of attention's kernels that comes nearest: of the same name, or the best where they are written for fewer.
+fn attention_isa(isa: plimsoll_linear::Isa) -> plimsoll_attention::Isa {
+    let named = plimsoll_attention::Isa::available().find(|available| available.name() == isa.name());
+    named.unwrap_or_else(plimsoll_attention::Isa::detect)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attention_follows_the_instruction_set_that_was_asked_for() {
+        assert_eq!(attention_isa(plimsoll_linear::Isa::Scalar), plimsoll_attention::Isa::Scalar);
+        for isa in plimsoll_linear::Isa::available() {
+            let found = attention_isa(isa);
+            assert!(plimsoll_attention::Isa::available().any(|available| available == found), "{isa}");
+        }
+    }
 }

@@ -33,6 +33,13 @@ fn the_environment_does_what_the_flags_do() {
             ("temperature", "0.7".to_owned()),
             ("top-k", "20".to_owned()),
             ("top-p", "0.9".to_owned()),
+            ("min-p", "0.01".to_owned()),
+            ("typical-p", "0.95".to_owned()),
+            ("repetition-penalty", "1.1".to_owned()),
+            ("presence-penalty", "-0.5".to_owned()),
+            ("frequency-penalty", "0.25".to_owned()),
+            ("logit-bias", "5=-1.5,7=2".to_owned()),
+            ("stop", "- nothing says this -".to_owned()),
             ("seed", "5".to_owned()),
             ("chunk", "33".to_owned()),
             ("memory-budget", "512MiB".to_owned()),
@@ -40,7 +47,7 @@ fn the_environment_does_what_the_flags_do() {
             ("kv-dtype", "f16".to_owned()),
             ("device", "cpu".to_owned()),
             ("attention", "reference".to_owned()),
-            ("isa", "scalar".to_owned()),
+            ("cpu", "scalar".to_owned()),
             ("memory-trace", trace),
             ("trace-hashes", hashes),
             ("logits-out", logits),
@@ -94,4 +101,25 @@ fn flags_go_before_the_environment() {
     let mut both = plimsoll(["run", "-m", model]);
     both.env("PLIMSOLL_PROMPT", "a").env("PLIMSOLL_TOKEN_IDS", &ids);
     assert!(finish(both).fails(2).contains("more than one prompt"));
+}
+
+#[test]
+fn every_instruction_set_of_this_processor_gives_the_same_bits_under_its_own_name() {
+    let Some(golden) = golden("tiny-q8_0") else { return };
+    let folder = Folder::new();
+    let (model, ids) = (golden.model.to_str().unwrap(), folder.ids(&golden.ids));
+    let ran = |set: &str| run(["run", "-m", model, "--token-ids", &ids, "-n", "2", "--json", "--cpu", set]);
+    let want = ran("scalar").json();
+    for set in ["avx2", "avx512", "amx"] {
+        let found = ran(set);
+        if found.code == Some(2) {
+            let error = found.fails(2);
+            assert!(error.contains(&format!("--cpu {set}: ")), "{error}");
+            continue;
+        }
+        let found = found.json();
+        assert_eq!(found["first_logits_sha256"], want["first_logits_sha256"], "{set}");
+        assert!(found["routes"].to_string().contains(&format!("linear:{set}")), "{}", found["routes"]);
+    }
+    assert!(ran("sse9").fails(2).contains("sse9"));
 }

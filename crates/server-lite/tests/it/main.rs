@@ -14,7 +14,9 @@ mod hub;
 mod logits;
 mod memory;
 mod model_file;
+mod model_folder;
 mod output;
+mod sampling;
 mod traces;
 mod usage;
 

@@ -51,28 +51,27 @@ impl Amx {
         self.vectors
     }
 
-    /// Rounds rows of `x` (`[rows][in_features]`) to tiles of operands, `[row block of 16][step][16 rows][32 k]` bf16; rows and `k` past the
-    /// end become zeros. `out` is whole row blocks.
+    /// Rounds rows of `x` (`[rows][in_features]`) to tiles of operands, `[pair of row blocks][step][2 blocks][16 rows][32 k]` bf16; `k` past
+    /// the end becomes zeros. Rows past the end are zeros in a block that has a row, and are not written in one that has none. `out` is
+    /// whole pairs.
     pub(crate) fn round_to_tiles(self, x: &[f32], in_features: usize, out: &mut [f32]) {
-        let block_elements = in_features.div_ceil(STEP) * TILE_ELEMENTS;
+        let pair_elements = in_features.div_ceil(STEP) * 2 * TILE_ELEMENTS;
         let rows = x.len() / in_features;
-        assert!(rows * in_features == x.len() && out.len() == rows.div_ceil(TILE) * block_elements, "not whole blocks");
+        assert!(rows * in_features == x.len(), "not whole rows");
+        assert!(out.len() == rows.div_ceil(2 * TILE) * pair_elements, "not whole pairs of row blocks");
         assert!(out.as_ptr().addr().is_multiple_of(VECTOR_ALIGN), "tiles are not aligned");
-        for (x, block) in x.chunks(TILE * in_features).zip(out.chunks_exact_mut(block_elements)) {
-            for r in 0..TILE {
-                match x.chunks_exact(in_features).nth(r) {
-                    // SAFETY: an `Amx` exists only after `detect` found the instructions. Row `r` of every tile of the block lies in `block`.
-                    Some(row) => unsafe { round_row(row, block[r * TILE..].as_mut_ptr()) },
-                    None => block.chunks_exact_mut(TILE_ELEMENTS).for_each(|tile| tile[r * TILE..][..TILE].fill(0.0)),
-                }
+        for (x, pair) in x.chunks(2 * TILE * in_features).zip(out.chunks_exact_mut(pair_elements)) {
+            for (block, x) in x.chunks(TILE * in_features).enumerate() {
+                // SAFETY: an `Amx` exists only after `detect` found the instructions. This block of every step lies in `pair`.
+                unsafe { round_block(x, in_features, pair[block * TILE_ELEMENTS..].as_mut_ptr()) };
             }
         }
     }
 
     /// Dequantizes rows `start..start + len` of `k` of a panel to tiles of operands, `[step][16 pairs][16 columns][2]` bf16, the last one
-    /// filled up with zeros. `start` is whole blocks and steps. `out` is as many tiles. Not called for f32 weights.
+    /// filled up with zeros. `start` is whole steps, and so is `len` but at the end of `k`. `out` is as many tiles. Not called for f32 weights.
     pub(crate) fn dequantize_to_tiles(self, ty: WeightType, panel: &[u8], start: usize, len: usize, out: &mut [f32]) {
-        check_panel(ty, panel, start, len);
+        check_panel(ty, panel, start, len, STEP);
         assert!(out.len() == len.div_ceil(STEP) * TILE_ELEMENTS, "not whole tiles");
         assert!(out.as_ptr().addr().is_multiple_of(VECTOR_ALIGN), "tiles are not aligned");
         let out: &mut [u32] = bytemuck::cast_slice_mut(out);
@@ -82,6 +81,24 @@ impl Amx {
             dequantize_by_definition(ty, panel, start, len, out);
         }
         out[len.div_ceil(2) * PANEL..].fill(0);
+    }
+
+    /// Fetches the lines of `rows` rows of `columns` columns (1 to 16) of an output that is going to be written.
+    pub(crate) fn fetch_output(self, out: *const f32, rows: usize, columns: usize, stride: usize) {
+        let mut row = out;
+        for _ in 0..rows {
+            // SAFETY: every CPU with AMX has the instruction; a prefetch touches nothing, wherever it points.
+            unsafe {
+                asm!(
+                    "prefetchw [{first}]",
+                    "prefetchw [{last}]",
+                    first = in(reg) row,
+                    last = in(reg) row.wrapping_add(columns - 1),
+                    options(nostack, readonly, preserves_flags),
+                );
+            }
+            row = row.wrapping_add(stride);
+        }
     }
 
     /// Adds `bias` to a tile of sums, makes NaNs canonical, and writes `rows` rows of `columns` columns to `out`, `stride` apart.
@@ -111,7 +128,7 @@ fn dequantize_by_definition(ty: WeightType, panel: &[u8], start: usize, len: usi
         for (pair, out) in floats.chunks_exact(2 * PANEL).zip(out.chunks_exact_mut(PANEL)).take(len.div_ceil(2)) {
             let (even, odd) = pair.split_at(PANEL);
             for ((out, even), odd) in out.iter_mut().zip(even).zip(odd) {
-                *out = even.to_bits() >> 16 | odd.to_bits();
+                *out = (even.to_bits() >> 16) | odd.to_bits();
             }
         }
     }
@@ -185,24 +202,34 @@ fn system_permits_tiles() -> bool {
     false
 }
 
+/// One to 16 rows; the others become zeros.
+///
 /// # Safety
-/// `out` has room for a row of 32 bf16 in each of the tiles that `row` fills, a tile apart.
+/// `x` is whole rows; `out` has room for a tile for each step, two tiles apart.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-unsafe fn round_row(row: &[f32], out: *mut f32) {
-    for (step, at) in (0..row.len()).step_by(STEP).enumerate() {
+unsafe fn round_block(x: &[f32], in_features: usize, out: *mut f32) {
+    for (step, at) in (0..in_features).step_by(STEP).enumerate() {
         // Lanes past the end are not read, and are zeros.
         let lanes = |len: usize| if len >= 16 { !0 } else { (1u16 << len) - 1 };
-        let left = row.len() - at;
-        let load = |at: usize, lanes: __mmask16| {
-            // SAFETY: the lanes named lie in `row`.
-            let value = unsafe { _mm512_maskz_loadu_ps(lanes, row.as_ptr().wrapping_add(at)) };
-            _mm512_maskz_mov_ps(is_operand(value), value)
-        };
-        let (low, high) = (load(at, lanes(left)), load(at + 16, lanes(left.saturating_sub(16))));
-        // SAFETY: `__m512bh` is 64 bytes of bf16; the caller's promise.
-        unsafe {
-            let words: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(high, low));
-            _mm512_store_si512(out.wrapping_add(step * TILE_ELEMENTS).cast(), words);
+        let (low, high) = (lanes(in_features - at), lanes((in_features - at).saturating_sub(16)));
+        let mut to = out.wrapping_add(step * 2 * TILE_ELEMENTS);
+        for row in x.chunks_exact(in_features) {
+            let load = |at: usize, lanes: __mmask16| {
+                // SAFETY: the lanes named lie in `row`.
+                let value = unsafe { _mm512_maskz_loadu_ps(lanes, row.as_ptr().wrapping_add(at)) };
+                _mm512_maskz_mov_ps(is_operand(value), value)
+            };
+            // SAFETY: `__m512bh` is 64 bytes of bf16; `to` is a row of a tile.
+            unsafe {
+                let words: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(load(at + 16, high), load(at, low)));
+                _mm512_store_si512(to.cast(), words);
+            }
+            to = to.wrapping_add(TILE);
+        }
+        for _ in x.len() / in_features..TILE {
+            // SAFETY: a row of the same tile.
+            unsafe { _mm512_store_si512(to.cast(), _mm512_setzero_si512()) };
+            to = to.wrapping_add(TILE);
         }
     }
 }

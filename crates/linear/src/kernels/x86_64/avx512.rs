@@ -30,12 +30,15 @@ impl Avx512 {
     }
 }
 
-/// Panics unless rows `start..start + len` of `k` are whole blocks of `panel`, aligned as panels are.
-pub(super) fn check_panel(ty: WeightType, panel: &[u8], start: usize, len: usize) {
-    assert!(layout::panel_bytes(ty, start + len).is_some_and(|bytes| bytes <= panel.len()), "k past the panel");
+/// Panics unless rows `start..start + len` of `k` lie in `panel`, aligned as panels are, and are whole units: of `block` rows, or of a
+/// quantization block if that is smaller. 16-bit types need whole pairs, but for an odd end of `k`, which panels pad.
+pub(super) fn check_panel(ty: WeightType, panel: &[u8], start: usize, len: usize, block: usize) {
+    let elements = ty.block_elements();
+    let end = (start + len).next_multiple_of(elements);
+    assert!(layout::panel_bytes(ty, end).is_some_and(|bytes| bytes <= panel.len()), "k past the panel");
     assert!(panel.as_ptr().addr().is_multiple_of(32), "panel is not aligned");
-    let block = ty.block_elements().max(2);
-    assert!(start.is_multiple_of(block) && (ty.block_elements() == 1 || len.is_multiple_of(block)), "partial blocks");
+    let unit = elements.min(block);
+    assert!(start.is_multiple_of(unit.max(2)) && (elements == 1 || len.is_multiple_of(unit)), "partial blocks");
 }
 
 impl Kernel for Avx512 {
@@ -51,7 +54,7 @@ impl Kernel for Avx512 {
         if !unpack::has(ty) {
             return Scalar.dequantize(ty, panel, start, len, out);
         }
-        check_panel(ty, panel, start, len);
+        check_panel(ty, panel, start, len, K_BLOCK);
         assert!(len <= K_BLOCK && out.len() >= K_BLOCK * PANEL, "more than a k block");
         assert!(out.as_ptr().addr().is_multiple_of(VECTOR_ALIGN), "output is not aligned");
         // SAFETY: an `Avx512` exists only after `detect` found the instructions. The panel was checked, and `out` has room for a k block.
@@ -72,12 +75,10 @@ impl Kernel for Avx512 {
     unsafe fn fused(self, ty: WeightType, panel: &[u8], start: usize, tile: &Tile<'_>) {
         tile.check_x(fused::ROWS);
         // An odd `k` is padded in panels of the 16-bit types, and blocks are even.
-        check_panel(ty, panel, start, 2 * tile.pairs);
+        check_panel(ty, panel, start, 2 * tile.pairs, K_BLOCK);
         // SAFETY: an `Avx512` exists only after `detect` found the instructions, the conversion too where `bf16` says so; `x` and the panel
         // are long enough, as just checked, and the output is the caller's promise.
-        unsafe {
-            if self.bf16 { fused::run_bf16(ty, panel, start, tile) } else { fused::run(ty, panel, start, tile) }
-        }
+        unsafe { if self.bf16 { fused::run_bf16(ty, panel, start, tile) } else { fused::run(ty, panel, start, tile) } }
     }
 }
 

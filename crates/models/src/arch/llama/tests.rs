@@ -1,6 +1,7 @@
 use super::*;
 use crate::{
     gguf::GgufError,
+    layers::rope::RopeScaling,
     testing::{
         Setting::{Bool, F32, Text, U32},
         TinyLlama,
@@ -26,10 +27,10 @@ fn refused(file: &TinyLlama) -> (String, String, String) {
 #[test]
 fn the_least_file_has_the_usual_defaults() {
     let cfg = config(&TinyLlama::new()).unwrap();
-    assert_eq!((cfg.head_dim, cfg.rotary_dim, cfg.rope_theta), (4, 4, 10_000.0));
-    assert_eq!((cfg.rope_scaling, cfg.sliding_window, cfg.tie_word_embeddings), (RopeScaling::None, None, true));
+    assert_eq!((cfg.sizes.head_dim, cfg.rope.rotary_dim, cfg.rope.theta), (4, 4, 10_000.0));
+    assert_eq!((cfg.rope.scaling, cfg.sliding_window, cfg.sizes.tie_word_embeddings), (RopeScaling::None, None, true));
     let alone = TinyLlama::new().without("attention.head_count_kv");
-    assert_eq!(config(&alone).unwrap().num_key_value_heads, 4);
+    assert_eq!(config(&alone).unwrap().sizes.num_key_value_heads, 4);
 }
 
 #[test]
@@ -52,15 +53,22 @@ fn keys_that_would_change_the_arithmetic_are_refused_with_found_and_supported() 
         ("rope.dimension_count", U32(6), "6", "an even number up to the head dimension, 4"),
         ("rope.freq_base", F32(1.0), "1", "a finite number above 1"),
         ("rope.freq_base", F32(f32::NAN), "NaN", "a finite number above 1"),
-        ("rope.scale_linear", F32(-2.0), "-2", "a positive number"),
+        ("rope.scale_linear", F32(-2.0), "-2", "a positive number from 1/1024 to 1048576"),
         ("rope.scaling.attn_factor", F32(2.0), "2", "1"),
-        ("rope.scaling.factor", F32(f32::INFINITY), "inf", "a positive number"),
+        ("rope.scaling.factor", F32(f32::INFINITY), "inf", "a positive number from 1/1024 to 1048576"),
+        (
+            "rope.scaling.factor",
+            F32(1e-45),
+            "0.000000000000000000000000000000000000000000001401298464324817",
+            "a positive number from 1/1024 to 1048576",
+        ),
+        ("attention.scale", F32(f32::NAN), "NaN", "0.5, 1 / sqrt(head dimension)"),
         ("rope.scaling.type", Text("longrope"), "longrope", "none, linear, yarn"),
         ("rope.scaling.yarn_attn_factor", F32(1.5), "1.5", "1"),
         ("rope.scaling.yarn_ext_factor", F32(1.0), "1", "0"),
         ("swin_norm", Bool(true), "true", "0"),
         ("use_parallel_residual", Bool(true), "true", "0"),
-        ("attention.layer_norm_rms_epsilon", F32(-1.0), "-1", "a finite number from 0 on"),
+        ("attention.layer_norm_rms_epsilon", F32(-1.0), "-1", "a number from 0 to 1"),
     ];
     for (key, value, found, supported) in cases {
         let want = (format!("llama.{key}"), found.to_owned(), supported.to_owned());
@@ -146,7 +154,7 @@ fn missing_and_mistyped_keys_are_named() {
 fn linear_scaling_comes_from_either_key() {
     for key in ["rope.scaling.factor", "rope.scale_linear"] {
         let cfg = config(&TinyLlama::new().with(key, F32(4.0))).unwrap();
-        assert_eq!(cfg.rope_scaling, RopeScaling::Linear { factor: 4.0 }, "{key}");
+        assert_eq!(cfg.rope.scaling, RopeScaling::Linear { factor: 4.0 }, "{key}");
     }
 }
 
@@ -156,7 +164,7 @@ fn yarn_file() -> TinyLlama {
 
 #[test]
 fn yarn_temperature_is_divided_by_that_of_the_log_multiplier() {
-    let factor = |file: TinyLlama| match config(&file).unwrap().rope_scaling {
+    let factor = |file: TinyLlama| match config(&file).unwrap().rope.scaling {
         RopeScaling::Yarn { attention_factor, .. } => attention_factor,
         other => panic!("{other:?}"),
     };
@@ -175,7 +183,7 @@ fn yarn_reads_its_ramp_and_refuses_another_extrapolation() {
         .with("rope.scaling.yarn_beta_fast", F32(12.0))
         .with("rope.scaling.yarn_beta_slow", F32(2.0))
         .with("rope.scaling.yarn_ext_factor", F32(1.0));
-    let RopeScaling::Yarn { original_context, beta_fast, beta_slow, .. } = config(&file).unwrap().rope_scaling else {
+    let RopeScaling::Yarn { original_context, beta_fast, beta_slow, .. } = config(&file).unwrap().rope.scaling else {
         panic!("not yarn")
     };
     assert_eq!((original_context, beta_fast, beta_slow), (128, 12.0, 2.0));
@@ -190,9 +198,9 @@ fn yarn_reads_its_ramp_and_refuses_another_extrapolation() {
 #[test]
 fn stored_frequency_factors_go_with_no_other_scaling() {
     let file = TinyLlama::new().tensor("rope_freqs.weight", &[2]);
-    assert!(matches!(config(&file).unwrap().rope_scaling, RopeScaling::Factors(factors) if factors.len() == 2));
+    assert!(matches!(config(&file).unwrap().rope.scaling, RopeScaling::Factors(factors) if factors.len() == 2));
     assert_eq!(refused(&file.clone().with("rope.scaling.type", Text("linear"))).0, "llama.rope.scaling.type");
     assert_eq!(refused(&file.clone().with("rope.scaling.factor", F32(8.0))).0, "llama.rope.scaling.factor");
     let error = config(&file.tensor("rope_freqs.weight", &[3])).unwrap_err();
-    assert!(matches!(error, ModelError::Gguf(GgufError::WrongShape { .. })), "{error}");
+    assert!(matches!(error, ModelError::WrongShape { .. }), "{error}");
 }

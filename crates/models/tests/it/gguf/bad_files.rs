@@ -1,10 +1,11 @@
 //! One test for each way a file can be bad: it is refused with the error made for it.
 
-use plimsoll_models::gguf::{GgmlType, Gguf, GgufError};
+use plimsoll_models::gguf::{Gguf, GgufError};
 
 use super::raw::{Raw, array, string};
 
 const U8: u32 = 0;
+const U16: u32 = 2;
 const U32: u32 = 4;
 const I32: u32 = 5;
 const BOOL: u32 = 7;
@@ -12,6 +13,9 @@ const STRING: u32 = 8;
 const ARRAY: u32 = 9;
 const F32_TENSOR: u32 = 0;
 const Q8_0_TENSOR: u32 = 8;
+const Q3_K_TENSOR: u32 = 11;
+const IQ4_NL_TENSOR: u32 = 20;
+const MXFP4_TENSOR: u32 = 39;
 
 /// The error for `bytes`, whose message is one line and contains each of `parts`.
 #[track_caller]
@@ -212,10 +216,22 @@ fn alignment_larger_than_the_file() {
 }
 
 #[test]
-fn part_of_a_split_model() {
-    let raw = Raw::new().entry("split.count", 2, 3_u16.to_le_bytes());
-    assert_refused!(raw.bytes(), GgufError::SplitFile { parts: 3 }, "3 parts", "--merge");
-    Gguf::from_bytes(Raw::new().entry("split.count", 2, 1_u16.to_le_bytes()).bytes()).unwrap();
+fn part_of_a_split_model_in_memory() {
+    let raw = Raw::new().entry("split.count", U16, 3_u16.to_le_bytes());
+    assert_refused!(raw.bytes(), GgufError::SplitFile { parts: 3 }, "3 parts", "by its path", "--merge");
+    for parts in [0_u16, 1] {
+        Gguf::from_bytes(Raw::new().entry("split.count", U16, parts.to_le_bytes()).bytes()).unwrap();
+    }
+}
+
+#[test]
+fn split_count_that_is_no_count() {
+    let raw = Raw::new().entry("split.count", STRING, string("3"));
+    assert_refused!(raw.bytes(), GgufError::WrongMetadataType { .. }, "'split.count'", "string", "u16");
+    for count in [-1_i32, 65_536] {
+        let raw = Raw::new().entry("split.count", I32, count.to_le_bytes());
+        assert_refused!(raw.bytes(), GgufError::OutOfRange { .. }, "'split.count'", &count.to_string(), "u16");
+    }
 }
 
 #[test]
@@ -250,10 +266,31 @@ fn unknown_or_removed_tensor_type() {
 
 #[test]
 fn row_that_ends_inside_a_quant_block() {
-    // 16 x 2 elements would be one whole block, but a row is half of one.
-    let raw = Raw::new().tensor("t", &[16, 2], Q8_0_TENSOR, 0).data([0; 64]);
-    let error = refused(raw.bytes(), &["'t'", "16", "Q8_0", "32"]);
-    assert!(matches!(error, GgufError::PartialBlock { ggml_type: GgmlType::Q8_0, row_elements: 16, .. }), "{error:?}");
+    // Two rows would be whole blocks together, but one is half of a block.
+    for (type_id, name, row, block) in [
+        (Q8_0_TENSOR, "Q8_0", 16, 32),
+        (IQ4_NL_TENSOR, "IQ4_NL", 48, 32),
+        (MXFP4_TENSOR, "MXFP4", 16, 32),
+        (Q3_K_TENSOR, "Q3_K", 128, 256),
+    ] {
+        let raw = Raw::new().tensor("t", &[row, 2], type_id, 0).data([0; 256]);
+        let error = refused(raw.bytes(), &["'t'", &row.to_string(), name, &block.to_string()]);
+        assert!(
+            matches!(error, GgufError::PartialBlock { ggml_type, row_elements, block_elements, .. }
+                if (ggml_type.name(), row_elements, block_elements) == (name, row, block)),
+            "{error:?}"
+        );
+    }
+}
+
+#[test]
+fn block_data_past_the_end_of_the_file() {
+    for (type_id, elements, bytes) in [(IQ4_NL_TENSOR, 32, 18), (MXFP4_TENSOR, 32, 17), (Q3_K_TENSOR, 256, 110)] {
+        let raw = Raw::new().tensor("t", &[elements, 3], type_id, 0);
+        Gguf::from_bytes(raw.clone().data(vec![0; 3 * bytes]).bytes()).unwrap();
+        let error = refused(raw.data(vec![0; 3 * bytes - 1]).bytes(), &["'t'", &(3 * bytes).to_string()]);
+        assert!(matches!(error, GgufError::OutsideFile { .. }), "{error:?}");
+    }
 }
 
 #[test]

@@ -39,8 +39,7 @@ impl<const ROWS: usize, const BF16: bool> Pairs for Multiply<ROWS, BF16> {
     unsafe fn values(&mut self, pair: usize, even: __m512, odd: __m512) {
         // SAFETY: as in [`Pairs`]; the conversion exists where `BF16` says so.
         unsafe {
-            let (even, odd) =
-                if BF16 { split(join(even, odd)) } else { (round_bf16(even), round_bf16(odd)) };
+            let (even, odd) = if BF16 { split(join(even, odd)) } else { (round_bf16(even), round_bf16(odd)) };
             self.operands(pair, even, odd);
         }
     }

@@ -5,7 +5,7 @@
 //! Functions that a [`Pairs`] is handed through have no `target_feature` of their own: they must become part of the one function that is
 //! compiled for the instructions and owns the `Pairs`, or its registers would go through memory. That function is the only caller, which
 //! is the safety argument of every intrinsic here. Their common contract besides: rows `start..start + len` of `k` lie in the panel,
-//! whole blocks of them for block formats, `start` even, and `panel` is 32-byte aligned.
+//! whole runs of 32 of them for block formats, `start` even, and `panel` is 32-byte aligned.
 
 use std::arch::x86_64::*;
 
@@ -229,10 +229,10 @@ unsafe fn q8_0<P: Pairs>(panel: *const u8, start: usize, len: usize, to: &mut P)
 
 #[inline(always)]
 unsafe fn q4_k<P: Pairs>(panel: *const u8, start: usize, len: usize, to: &mut P) {
-    for sub in 0..len / 32 {
+    for (i, sub) in (start / 32..(start + len) / 32).enumerate() {
         // SAFETY: see the module.
         unsafe {
-            let from = panel.wrapping_add((start / 256 + sub / 8) * q4_k::BYTES);
+            let from = panel.wrapping_add(sub / 8 * q4_k::BYTES);
             let (factors, min_factors) = (load_f16(from), load_f16(from.wrapping_add(q4_k::MIN_FACTORS)));
             let scales = load_u8(from.wrapping_add(q4_k::SCALES + sub % 8 * PANEL));
             let mins = load_u8(from.wrapping_add(q4_k::MINS + sub % 8 * PANEL));
@@ -241,7 +241,7 @@ unsafe fn q4_k<P: Pairs>(panel: *const u8, start: usize, len: usize, to: &mut P)
             for pair in 0..STEP_PAIRS {
                 let (even, odd) = load_nibbles(from.wrapping_add(q4_k::QUANTS + (sub % 8 * STEP_PAIRS + pair) * PANEL));
                 let (even, odd) = (_mm512_fmsub_ps(even, scales, mins), _mm512_fmsub_ps(odd, scales, mins));
-                to.values(sub * STEP_PAIRS + pair, even, odd);
+                to.values(i * STEP_PAIRS + pair, even, odd);
             }
             to.end_step();
         }
@@ -250,10 +250,10 @@ unsafe fn q4_k<P: Pairs>(panel: *const u8, start: usize, len: usize, to: &mut P)
 
 #[inline(always)]
 unsafe fn q6_k<P: Pairs>(panel: *const u8, start: usize, len: usize, to: &mut P) {
-    for step in 0..len / 32 {
+    for (i, step) in (start / 32..(start + len) / 32).enumerate() {
         // SAFETY: see the module.
         unsafe {
-            let from = panel.wrapping_add((start / 256 + step / 8) * q6_k::BYTES);
+            let from = panel.wrapping_add(step / 8 * q6_k::BYTES);
             let factors = load_f16(from);
             let (low_mask, high_mask, center) = (_mm_set1_epi8(15), _mm_set1_epi8(0x30), _mm_set1_epi8(32));
             for half in 0..2 {
@@ -268,12 +268,12 @@ unsafe fn q6_k<P: Pairs>(panel: *const u8, start: usize, len: usize, to: &mut P)
                     let low = [low0, _mm_srli_epi16::<4>(low0), low1, _mm_srli_epi16::<4>(low1)];
                     let high = [_mm_slli_epi16::<4>(high), _mm_slli_epi16::<2>(high), high, _mm_srli_epi16::<2>(high)];
                     let mut rows = [_mm512_setzero_ps(); 4];
-                    for (i, row) in rows.iter_mut().enumerate() {
-                        let bits = _mm_or_si128(_mm_and_si128(low[i], low_mask), _mm_and_si128(high[i], high_mask));
+                    for (n, row) in rows.iter_mut().enumerate() {
+                        let bits = _mm_or_si128(_mm_and_si128(low[n], low_mask), _mm_and_si128(high[n], high_mask));
                         let quants = _mm512_cvtepi8_epi32(_mm_sub_epi8(bits, center));
                         *row = _mm512_mul_ps(scales, _mm512_cvtepi32_ps(quants));
                     }
-                    let pair = step * STEP_PAIRS + half * 8 + quad * 2;
+                    let pair = i * STEP_PAIRS + half * 8 + quad * 2;
                     to.values(pair, rows[0], rows[1]);
                     to.values(pair + 1, rows[2], rows[3]);
                 }
@@ -287,7 +287,7 @@ unsafe fn q6_k<P: Pairs>(panel: *const u8, start: usize, len: usize, to: &mut P)
 unsafe fn bf16<P: Pairs>(panel: *const u8, start: usize, len: usize, to: &mut P) {
     // Only bf16 weights can be below 2^-50; NaNs are above. The bits are those of a bf16 twice.
     // SAFETY: see the module.
-    let smallest = unsafe { _mm512_set1_epi32((SMALLEST_OPERAND_BITS | SMALLEST_OPERAND_BITS >> 16).cast_signed()) };
+    let smallest = unsafe { _mm512_set1_epi32((SMALLEST_OPERAND_BITS | (SMALLEST_OPERAND_BITS >> 16)).cast_signed()) };
     let pairs = len.div_ceil(2);
     for first in (0..pairs).step_by(STEP_PAIRS) {
         for pair in first..(first + STEP_PAIRS).min(pairs) {
