@@ -254,3 +254,29 @@ unsafe fn finish_tile(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_type_without_vector_code_dequantizes_to_the_same_tiles() {
+        let Some(amx) = Amx::detect() else { return };
+        let (ty, start, len) = (WeightType::Q8_0, 64, 544);
+        let panel_bytes = crate::layout::panel_bytes(ty, start + len).unwrap();
+        let mut panel: Vec<[u64; 8]> = bytemuck::zeroed_vec(panel_bytes.div_ceil(64) + 1);
+        let panel: &mut [u8] = bytemuck::cast_slice_mut(&mut panel);
+        let first = panel.as_ptr().align_offset(64);
+        let panel = &mut panel[first..][..panel_bytes];
+        let row: Vec<u8> = (0..ty.row_bytes(start + len).unwrap()).map(|i| (i * 37 % 113).to_le_bytes()[0]).collect();
+        (0..PANEL).for_each(|column| crate::layout::pack_row(ty, &row[..], panel, column));
+        let elements = len.div_ceil(STEP) * TILE_ELEMENTS;
+        let mut memory = vec![f32::NAN; elements + 16];
+        let first = memory.as_ptr().align_offset(64);
+        let tiles = &mut memory[first..][..elements];
+        amx.dequantize_to_tiles(ty, panel, start, len, tiles);
+        let mut want = vec![0; elements];
+        dequantize_by_definition(ty, panel, start, len, &mut want);
+        assert_eq!(bytemuck::cast_slice::<f32, u32>(tiles), want);
+    }
+}
