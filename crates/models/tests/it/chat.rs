@@ -268,3 +268,14 @@ fn checks_change_no_text() {
         "a, b a+b a.bX",
     );
 }
+
+#[test]
+fn long_conversations_are_no_hostile_ones() {
+    let source = "{% set messages = messages[1:] %}{% set ns = namespace(n=0, last='') %}{% for m in messages %}\
+        {% set content = m.content %}{% if loop.last %}{% set ns.last = content %}{% endif %}{% set ns.n = ns.n + 1 %}\
+        {{ '<' + m.role + '>' + content | trim + '\n' }}{% endfor %}{{ ns.n }} {{ ns.last }}";
+    let many: Vec<Message> = (0..5000).map(|i| message("user", &i.to_string())).collect();
+    assert!(render(source, &many).unwrap().ends_with("<user>4999\n4999 4999"));
+    let long = [message("user", "a"), message("user", &"x".repeat(8 << 20))];
+    assert_eq!(render(source, &long).unwrap().len(), 2 * (8 << 20) + "<user>\n1 ".len());
+}
