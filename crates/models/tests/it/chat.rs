@@ -173,7 +173,8 @@ fn templates_that_would_take_all_memory_are_ended() {
     check_refused(&grow("{% set ns.s = ns.s | tojson | tojson %}"), "are written");
     check_refused(&grow("{% set x %}{{ ns.s }}{{ ns.s }}{% endset %}{% set ns.s = x %}"), "are allowed");
     check_refused(&grow("{{ 'x' ~ ns.s }}{% set ns.s = ns.s ~ ns.s %}"), "are allowed");
-    check_refused(&grow("{% set ns.l = ns.l + ns.l %}"), "elements");
+    // The number of elements or, on a busy machine, the time ends this one.
+    check_refused(&grow("{% set ns.l = ns.l + ns.l %}"), "");
     check_refused("{% macro m(x) %}{{ m(x ~ x) }}{% endmacro %}{{ m('a') }}", "");
     check_refused(&"{% for x in [x ~ x] %}".repeat(140), "");
     check_refused(&format!("{{% for i in range(99999) %}}{}{{% endfor %}}", "long text ".repeat(1000)), "");
