@@ -58,13 +58,18 @@ impl Limits {
         }
     }
 
+    /// A text that is made.
     fn charge(&self, bytes: usize) -> Result<(), Error> {
         if bytes > self.max_text_bytes {
             return Err(too_much(format!("a text of {bytes} bytes, at most {} are allowed", self.max_text_bytes)));
         }
+        self.charge_total(bytes)
+    }
+
+    fn charge_total(&self, bytes: usize) -> Result<(), Error> {
         let used = self.used_bytes.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
         if used > self.max_bytes {
-            return Err(too_much(format!("{used} bytes of text were made, at most {} are allowed", self.max_bytes)));
+            return Err(too_much(format!("{used} bytes of values were made, at most {} are allowed", self.max_bytes)));
         }
         self.in_time()
     }
@@ -115,7 +120,10 @@ impl Limits {
 
     /// A value that is kept by `set`, or written.
     fn keep(&self, value: &Value) -> Result<(), Error> {
-        self.charge(self.bytes_of(value)?)
+        match value.as_str() {
+            Some(text) => self.charge(text.len()),
+            None => self.charge_total(self.bytes_of(value)?),
+        }
     }
 
     /// A value that already was somewhere: only what the check itself could not survive.

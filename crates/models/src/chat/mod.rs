@@ -126,7 +126,8 @@ impl ChatTemplate {
             tools => Value::from(()),
             documents => Value::from(()),
         };
-        let given_bytes = messages.iter().map(|message| message.role.len() + message.content.len()).sum();
+        // A message is a map with two keys, besides its texts.
+        let given_bytes = messages.iter().map(|message| message.role.len() + message.content.len() + 128).sum();
         let limits = Arc::new(Limits::new(given_bytes, self.guarded.longest_text_bytes));
         on_own_stack(move || {
             let environment = environment(&self.guarded.source, &limits)?;

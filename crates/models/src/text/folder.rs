@@ -15,10 +15,10 @@ use crate::{
     tokenizer::{JsonSettings, Tokenizer},
 };
 
-/// Gemma 3's `tokenizer.json`, the largest in use, has 33 MB.
+/// Gemma 3's `tokenizer.json`, of 262,145 tokens, has 33 MB.
 const MAX_TOKENIZER_BYTES: u64 = 256 << 20;
 
-/// Configurations with thousands of added tokens have about 1 MB.
+/// Gemma 3's `tokenizer_config.json`, with 6,415 added tokens, has 1.2 MB.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
 
 /// `tokenizer_config.json`, as far as it matters here; `special_tokens_map.json` has the same names of tokens.

@@ -125,7 +125,7 @@ struct SpacePrefix {
 enum Encoder {
     Bytes(ByteBpe),
     Chars(CharBpe),
-    Foreign(Foreign),
+    Foreign(Box<Foreign>),
 }
 
 /// What the constructors of all kinds have in common.

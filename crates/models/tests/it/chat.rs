@@ -173,7 +173,8 @@ fn templates_that_would_take_all_memory_are_ended() {
     check_refused(&grow("{% set ns.s = ns.s | tojson | tojson %}"), "are written");
     check_refused(&grow("{% set x %}{{ ns.s }}{{ ns.s }}{% endset %}{% set ns.s = x %}"), "are allowed");
     check_refused(&grow("{{ 'x' ~ ns.s }}{% set ns.s = ns.s ~ ns.s %}"), "are allowed");
-    check_refused(&grow("{% set ns.l = ns.l + ns.l %}"), "elements");
+    // The number of elements or, on a busy machine, the time ends this one.
+    check_refused(&grow("{% set ns.l = ns.l + ns.l %}"), "");
     check_refused("{% macro m(x) %}{{ m(x ~ x) }}{% endmacro %}{{ m('a') }}", "");
     check_refused(&"{% for x in [x ~ x] %}".repeat(140), "");
     check_refused(&format!("{{% for i in range(99999) %}}{}{{% endfor %}}", "long text ".repeat(1000)), "");
@@ -267,4 +268,15 @@ fn checks_change_no_text() {
         "{{ ', '.join(['a', 'b']) }} {{ 'a-b'.split('-') | join('+') }} {{ 'aXbX'.replace('X', '.', 1) }}",
         "a, b a+b a.bX",
     );
+}
+
+#[test]
+fn long_conversations_are_no_hostile_ones() {
+    let source = "{% set messages = messages[1:] %}{% set ns = namespace(n=0, last='') %}{% for m in messages %}\
+        {% set content = m.content %}{% if loop.last %}{% set ns.last = content %}{% endif %}{% set ns.n = ns.n + 1 %}\
+        {{ '<' + m.role + '>' + content | trim + '\n' }}{% endfor %}{{ ns.n }} {{ ns.last }}";
+    let many: Vec<Message> = (0..5000).map(|i| message("user", &i.to_string())).collect();
+    assert!(render(source, &many).unwrap().ends_with("<user>4999\n4999 4999"));
+    let long = [message("user", "a"), message("user", &"x".repeat(8 << 20))];
+    assert_eq!(render(source, &long).unwrap().len(), 2 * (8 << 20) + "<user>\n1 ".len());
 }

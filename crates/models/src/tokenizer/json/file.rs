@@ -1,6 +1,6 @@
 //! The parts of `tokenizer.json` that matter here, read without one allocation per token.
 
-use std::fmt;
+use std::{collections::HashSet, fmt};
 
 use serde::{
     Deserialize, Deserializer,
@@ -66,20 +66,20 @@ pub(super) struct Model {
 }
 
 impl File {
-    /// Adds tokens that only `tokenizer_config.json` names.
+    /// Adds tokens that only `tokenizer_config.json` names: those whose ids are not taken.
     pub(super) fn add(&mut self, added: &[(u32, String, bool)]) {
-        for (id, content, special) in added {
-            if self.id_of(content).is_none() && !self.added_tokens.iter().any(|token| token.id == *id) {
-                self.added_tokens.push(Added {
-                    id: *id,
-                    content: content.clone(),
-                    special: *special,
-                    single_word: false,
-                    lstrip: false,
-                    rstrip: false,
-                    normalized: false,
-                });
-            }
+        let mut taken: HashSet<u32> = self.model.vocab.ids().collect();
+        taken.extend(self.added_tokens.iter().map(|token| token.id));
+        for (id, content, special) in added.iter().filter(|(id, ..)| !taken.contains(id)) {
+            self.added_tokens.push(Added {
+                id: *id,
+                content: content.clone(),
+                special: *special,
+                single_word: false,
+                lstrip: false,
+                rstrip: false,
+                normalized: false,
+            });
         }
     }
 

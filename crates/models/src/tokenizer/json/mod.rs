@@ -129,7 +129,7 @@ fn own(file: &File, recipe: &Recipe, decoding: Decoding, vocab_size: Option<usiz
 fn foreign(json: &[u8], decoding: Decoding, vocab_size: Option<usize>) -> Result<Parts, TokenizerError> {
     let mut foreign = Foreign::new(json)?;
     let (vocabulary, literals) = foreign.vocabulary(decoding.alphabet, vocab_size)?;
-    Ok(parts(Encoder::Foreign(foreign), vocabulary, literals, decoding))
+    Ok(parts(Encoder::Foreign(Box::new(foreign)), vocabulary, literals, decoding))
 }
 
 fn vocabulary(

@@ -75,7 +75,7 @@ impl Recipe {
         let added_plainly = |normalizes: bool| {
             file.added_tokens
                 .iter()
-                .all(|token| !(token.single_word || token.lstrip || token.rstrip) && (!token.normalized || !normalizes))
+                .all(|token| !(token.single_word || token.lstrip || token.rstrip || token.normalized && normalizes))
         };
         if !is_bpe || !is_plain {
             return None;
