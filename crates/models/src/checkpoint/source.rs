@@ -154,7 +154,7 @@ impl Rows {
         match self {
             Self::All => rows,
             Self::Groups { group_rows, start, len } => {
-                assert!(start + len <= group_rows && rows % group_rows == 0, "{self:?} of {rows} rows");
+                assert!(start + len <= group_rows && rows.is_multiple_of(group_rows), "{self:?} of {rows} rows");
                 rows / group_rows * len
             }
         }

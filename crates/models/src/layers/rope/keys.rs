@@ -49,7 +49,7 @@ fn scaling(keys: &Keys<'_>, rotary_dim: usize, context: usize) -> Result<RopeSca
         return Err(keys.unsupported(factor_key, factor, "a positive number from 1/1024 to 1048576"));
     }
     // Negative is llama.cpp's "not set": on for yarn, off for everything else.
-    let ext_factor = keys.find_f32("rope.scaling.yarn_ext_factor")?.filter(|factor| !(*factor < 0.0));
+    let ext_factor = keys.find_f32("rope.scaling.yarn_ext_factor")?.filter(|factor| factor.is_nan() || *factor >= 0.0);
     let usual_ext_factor = if kind == Some("yarn") { 1.0 } else { 0.0 };
     if let Some(found) = ext_factor.filter(|&found| found != usual_ext_factor) {
         return Err(keys.unsupported("rope.scaling.yarn_ext_factor", found, usual_ext_factor.to_string()));
