@@ -60,7 +60,7 @@ fn product(ty: WeightType, rows: usize, in_features: usize, out_features: usize,
     let mut lines: Vec<Line> = bytemuck::zeroed_vec(usize::try_from(needed).expect("fits").div_ceil(64));
     let scratch: &mut [u8] = bytemuck::cast_slice_mut(&mut lines);
     let peak_isa =
-        if settings.isa == Isa::Amx && (rows < 9 || ty == WeightType::F32) { Isa::Avx512 } else { settings.isa };
+        if settings.isa == Isa::Amx && (rows < 3 || ty == WeightType::F32) { Isa::Avx512 } else { settings.isa };
     let macs = (rows * in_features * out_features) as f64;
     let (mut best, mut peak, mut shares) = (f64::INFINITY, 0.0f64, Vec::new());
     let started = Instant::now();

@@ -79,7 +79,7 @@ impl ScratchPlan {
 /// Scratch bytes that [`linear`] needs for these shapes: a pure function of them and of `settings`.
 ///
 /// `parts` lists type and `out_features` of each weight. If any weight is not f32, rows of `x` rounded to bf16 take about `4 * rows *
-/// in_features` bytes, and each task takes 16 KiB. With [`Isa::Amx`] and 9 rows or more, `rows` is rounded up to 32, takes half of that, and
+/// in_features` bytes, and each task takes 16 KiB. With [`Isa::Amx`] and 3 rows or more, `rows` is rounded up to 32, takes half of that, and
 /// each task takes up to 20 KiB and, if `in_features` is above 320, up to 256 KiB for sums that wait.
 pub fn scratch_bytes(rows: usize, in_features: usize, parts: &[(WeightType, usize)], settings: Settings) -> u64 {
     ScratchPlan::new(rows, in_features, parts.iter().copied(), settings).elements() as u64 * size_of::<f32>() as u64
