@@ -84,7 +84,7 @@ impl Tensors {
         })
     }
 
-    /// A tensor of token ids or indices, stored as i64 or u16.
+    /// A tensor of token ids or indices, stored as i64, u32 or u16.
     ///
     /// # Errors
     /// If there is none of this name, it is of another type, or holds a number that is none.
@@ -93,8 +93,9 @@ impl Tensors {
             Dtype::I64 => {
                 data.as_chunks().0.iter().map(|&bytes| Ok(u32::try_from(i64::from_le_bytes(bytes))?)).collect()
             }
+            Dtype::U32 => Ok(data.as_chunks().0.iter().map(|&bytes| u32::from_le_bytes(bytes)).collect()),
             Dtype::U16 => Ok(data.as_chunks().0.iter().map(|&bytes| u16::from_le_bytes(bytes).into()).collect()),
-            other => anyhow::bail!("{other:?} instead of I64 or U16"),
+            other => anyhow::bail!("{other:?} instead of I64, U32 or U16"),
         })
     }
 }
@@ -111,7 +112,8 @@ pub struct Checks {
 }
 
 /// Architectures whose tiny cases the library is held to. A case of another one is for a model that the library cannot load yet.
-pub const SUPPORTED: &[&str] = &["gemma3", "llama", "qwen2", "qwen3"];
+pub const SUPPORTED: &[&str] =
+    &["gemma3", "llama", "phi3", "qwen2", "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_moe", "qwen3_next"];
 
 /// A form in which a case holds its model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

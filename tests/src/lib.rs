@@ -2,7 +2,9 @@
 
 pub mod compare;
 pub mod golden;
+pub mod kl;
 pub mod model;
 pub mod pass;
 pub mod random;
 pub mod row_trace;
+pub mod table;

@@ -16,44 +16,64 @@ pub(crate) struct Args {
     /// Write nothing: print the mean KL divergence of the release binary from the f32 reference, over the full vocabulary.
     #[arg(long, conflicts_with = "scripts")]
     kl: bool,
+    /// Write nothing: run every case through the library and print a table of the checks. Fails if a bound is missed.
+    #[arg(long, conflicts_with_all = ["scripts", "kl"])]
+    table: bool,
+    /// The trained models that `--kl` and `--table` take, by short name; `none` for none. All of them if not given.
+    #[arg(long, value_name = "NAME", conflicts_with = "scripts")]
+    model: Vec<String>,
 }
 
 /// A program below `tests/golden/` that writes golden data.
 struct Script {
     name: &'static str,
     path: &'static str,
-    /// Its arguments; `MODEL` stands for the default model's file.
+    /// Its arguments; `MODEL:NAME` stands for the file of a model.
     args: &'static [&'static str],
 }
 
 const SCRIPTS: &[Script] = &[
     Script { name: "tiny_llama", path: "tiny_llama.py", args: &[] },
     Script { name: "tiny_models", path: "tiny_models.py", args: &[] },
-    Script { name: "smollm2", path: "smollm2.py", args: &["write", "--model", MODEL] },
-    Script { name: "tokenizer", path: "tokenizer/make.py", args: &[MODEL] },
+    Script {
+        name: "smollm2-135m",
+        path: REAL_MODELS,
+        args: &["write", "--name", "smollm2-135m", "--model", "MODEL:smollm2-135m"],
+    },
+    Script {
+        name: "gemma3-270m",
+        path: REAL_MODELS,
+        args: &["write", "--name", "gemma3-270m", "--model", "MODEL:gemma3-270m"],
+    },
+    Script { name: "tokenizer", path: "tokenizer/make.py", args: &["MODEL:smollm2-135m"] },
 ];
 
-const MODEL: &str = "MODEL";
-
-/// Contexts of the KL reference, 512 rows each.
-const KL_CONTEXTS: usize = 2;
+const MODEL: &str = "MODEL:";
+const REAL_MODELS: &str = "real_models.py";
+/// Models with a KL reference.
+const KL_MODELS: [&str; 2] = ["smollm2-135m", "gemma3-270m"];
+/// A context with more rows than are compared does not go through the binary, which writes all rows' logits or one's: 8,192 rows of 262,144
+/// tokens are 8 GiB.
+const LONG_CONTEXT: usize = 4096;
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let dir = shell::root().join("tests/golden");
     let scripts = pick(&args.scripts)?;
+    let models = trained(&args.model)?;
+    if args.table {
+        return table(&models);
+    }
     let python = environment(&dir.join("requirements.txt"))?;
-    let model = models::fetch(models::DEFAULT_MODEL)?;
     if args.kl {
-        return kl(&dir, &python, &model);
+        return models.iter().try_for_each(|name| kl(&dir, &python, name));
     }
     for script in scripts {
         let mut command = Command::new(&python);
         command.arg(script.path).current_dir(&dir);
         for &arg in script.args {
-            if arg == MODEL {
-                command.arg(&model)
-            } else {
-                command.arg(arg)
+            match arg.strip_prefix(MODEL) {
+                Some(name) => command.arg(models::fetch(name)?),
+                None => command.arg(arg),
             };
         }
         shell::run(&mut command)?;
@@ -61,25 +81,79 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Runs the binary over the reference's contexts and lets the script compare every logit of every row.
-fn kl(dir: &Path, python: &Path, model: &Path) -> Result<()> {
+/// The models that `--model` names.
+fn trained(names: &[String]) -> Result<Vec<&'static str>> {
+    match names {
+        [] => Ok(KL_MODELS.to_vec()),
+        [none] if none == "none" => Ok(Vec::new()),
+        names => names
+            .iter()
+            .map(|name| match KL_MODELS.iter().find(|known| *known == name) {
+                Some(known) => Ok(*known),
+                None => bail!("no reference for `{name}`; there are {}", KL_MODELS.join(", ")),
+            })
+            .collect(),
+    }
+}
+
+/// Has the tests' own program run and compare everything: what it prints is what the tests check.
+fn table(models: &[&str]) -> Result<()> {
+    let mut command = shell::cargo(["run", "--quiet", "--package", "plimsoll-tests", "--bin", "golden-table", "--"]);
+    for name in models {
+        command.arg(format!("{name}={}", models::fetch(name)?.display()));
+    }
+    shell::run(&mut command)
+}
+
+/// A context of a model's reference.
+#[derive(Debug, PartialEq, Eq)]
+struct Context {
+    index: String,
+    tokens: usize,
+    rows: usize,
+}
+
+/// Reads what the script lists: index, tokens and compared rows, one context a line.
+fn contexts(listed: &str) -> Result<Vec<Context>> {
+    let line = |line: &str| {
+        let mut words = line.split_whitespace();
+        let mut next = || words.next().with_context(|| format!("a context without three numbers: `{line}`"));
+        Ok(Context { index: next()?.to_owned(), tokens: next()?.parse()?, rows: next()?.parse()? })
+    };
+    listed.lines().map(line).collect()
+}
+
+/// Runs the binary over the reference's contexts and lets the script compare every logit of every row that the reference has.
+fn kl(dir: &Path, python: &Path, name: &str) -> Result<()> {
     shell::run(&mut shell::cargo(["build", "--release", "--package", "plimsoll"]))?;
-    let binary = shell::target_dir().join("release").join(format!("plimsoll{}", env::consts::EXE_SUFFIX));
+    let model = models::fetch_by_release_binary(name)?;
+    let script = |verb: &str| {
+        let mut command = Command::new(python);
+        command.args([REAL_MODELS, verb, "--name", name]).current_dir(dir);
+        command
+    };
     let mut ours = Vec::new();
-    for context in 0..KL_CONTEXTS {
-        let ids = shell::target_dir().join(format!("kl-{context}.ids"));
-        let list = ["smollm2.py", "ids", "--context", &context.to_string()];
-        let text = shell::output(Command::new(python).args(list).current_dir(dir))?;
+    for context in contexts(&shell::output(&mut script("contexts"))?)? {
+        let ids = shell::target_dir().join(format!("kl-{name}-{}.ids", context.index));
+        let text = shell::output(script("ids").args(["--context", &context.index]))?;
         std::fs::write(&ids, text).with_context(|| format!("cannot write {}", ids.display()))?;
-        let logits = shell::target_dir().join(format!("kl-{context}.safetensors"));
-        let mut command = Command::new(&binary);
-        command.arg("run").arg("--model").arg(model).arg("--token-ids").arg(&ids);
-        command.args(["--max-tokens", "0", "--json", "--logit-rows", "all", "--logits-out"]).arg(&logits);
+        let logits = ids.with_extension("safetensors");
+        let mut command = if context.tokens >= LONG_CONTEXT {
+            let mut command = shell::cargo(["run", "--release", "--quiet", "--package", "plimsoll-tests"]);
+            command.args(["--bin", "golden-logits", "--"]).arg(&model).arg(&ids);
+            command.arg(context.rows.to_string()).arg(&logits);
+            command
+        } else {
+            let mut command = Command::new(shell::release_binary("plimsoll"));
+            command.arg("run").arg("--model").arg(&model).arg("--token-ids").arg(&ids);
+            command.args(["--max-tokens", "0", "--json", "--logit-rows", "all", "--logits-out"]).arg(&logits);
+            command
+        };
         shell::output(&mut command)?;
         ours.push(logits);
     }
-    let mut compare = Command::new(python);
-    compare.args(["smollm2.py", "kl", "--model"]).arg(model).arg("--ours").args(&ours).current_dir(dir);
+    let mut compare = script("kl");
+    compare.arg("--model").arg(model).arg("--ours").args(&ours);
     shell::run(&mut compare)
 }
 
@@ -127,6 +201,25 @@ mod tests {
     #[test]
     fn an_unknown_script_is_an_error_that_names_the_known_ones() {
         let error = pick(&["lib".to_owned()]).err().unwrap().to_string();
-        assert_eq!(error, "no golden script `lib`; there are tiny_llama, tiny_models, smollm2, tokenizer");
+        assert_eq!(
+            error,
+            "no golden script `lib`; there are tiny_llama, tiny_models, smollm2-135m, gemma3-270m, tokenizer"
+        );
+    }
+
+    #[test]
+    fn contexts_are_read_as_the_script_lists_them() {
+        let read = contexts("0 512 512\n1 8192 512\n").unwrap();
+        assert_eq!(read[1], Context { index: "1".to_owned(), tokens: 8192, rows: 512 });
+        assert!(contexts("0 512").is_err() && contexts("0 many 512").is_err());
+    }
+
+    #[test]
+    fn models_are_all_some_or_none() {
+        assert_eq!(trained(&[]).unwrap(), KL_MODELS);
+        assert!(trained(&["none".to_owned()]).unwrap().is_empty());
+        assert_eq!(trained(&["gemma3-270m".to_owned()]).unwrap(), ["gemma3-270m"]);
+        let error = trained(&["gpt".to_owned()]).err().unwrap().to_string();
+        assert_eq!(error, "no reference for `gpt`; there are smollm2-135m, gemma3-270m");
     }
 }

@@ -1,6 +1,6 @@
 //! What a caller can get wrong, with the numbers that show it.
 
-use crate::KvDtype;
+use crate::{Isa, KvDtype};
 
 /// Why a view could not be made or a pass could not run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -49,4 +49,10 @@ pub enum Error {
     /// The scratch slice does not start at a multiple of 64 bytes.
     #[error("scratch starts {offset} bytes past a multiple of 64")]
     ScratchAlignment { offset: usize },
+    /// The CPU lacks an instruction set, or the system does not permit it.
+    #[error("this CPU has no {isa}, or the system does not permit it; the best it has is {best}")]
+    IsaUnavailable { isa: Isa, best: Isa },
+    /// No instruction set has the name that was given.
+    #[error("no such instruction set; there are amx, avx512, avx2 and scalar")]
+    UnknownIsa,
 }

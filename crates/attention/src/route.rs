@@ -1,8 +1,8 @@
 //! Which kernels run, from the shape alone, and what they need.
 
-#[cfg(target_arch = "x86_64")]
-use crate::kernels::Avx2;
 use crate::kernels::Scalar;
+#[cfg(target_arch = "x86_64")]
+use crate::kernels::{Amx, Avx2, Avx512};
 use crate::tile::{self, Plan};
 use crate::view::check_axis;
 use crate::{Error, Isa, KvDtype, KvView};
@@ -56,7 +56,7 @@ pub enum RouteKind {
 pub struct Settings {
     /// Forces a family of kernels.
     pub route: Option<RouteKind>,
-    /// Instruction set; one this CPU lacks falls back to [`Isa::Scalar`].
+    /// Instruction set, one that this CPU has: [`Isa::require`] checks it, and so does [`Route::run`].
     pub isa: Isa,
     /// Most tasks at once, on the caller's rayon pool; 1 runs in the caller's thread.
     pub threads: usize,
@@ -106,7 +106,7 @@ impl Route {
         }
         match self.kind {
             RouteKind::Reference => "scalar-reference",
-            RouteKind::Tiled => names!("scalar" => Scalar, "avx2" => Avx2),
+            RouteKind::Tiled => names!("scalar" => Scalar, "avx2" => Avx2, "avx512" => Avx512, "amx" => Amx),
         }
     }
 
@@ -148,17 +148,21 @@ impl Route {
             return Ok(());
         }
         let call = tile::Call { shape: &shape, q, view, start, params };
+        let missing = || Error::IsaUnavailable { isa: self.isa, best: Isa::detect() };
         match self.kind {
             RouteKind::Reference => tile::run_plain(&call, out),
             RouteKind::Tiled => {
                 let plan = Plan::new(&shape, self.threads);
                 match self.isa {
+                    Isa::Scalar => tile::run(Scalar, &plan, &call, out, scratch),
                     #[cfg(target_arch = "x86_64")]
-                    Isa::Avx2 => match Avx2::detect() {
-                        Some(kernels) => tile::run(kernels, &plan, &call, out, scratch),
-                        None => tile::run(Scalar, &plan, &call, out, scratch),
-                    },
-                    _ => tile::run(Scalar, &plan, &call, out, scratch),
+                    Isa::Avx2 => tile::run(Avx2::detect().ok_or_else(missing)?, &plan, &call, out, scratch),
+                    #[cfg(target_arch = "x86_64")]
+                    Isa::Avx512 => tile::run(Avx512::detect().ok_or_else(missing)?, &plan, &call, out, scratch),
+                    #[cfg(target_arch = "x86_64")]
+                    Isa::Amx => tile::run(Amx::detect().ok_or_else(missing)?, &plan, &call, out, scratch),
+                    #[cfg(not(target_arch = "x86_64"))]
+                    Isa::Avx2 | Isa::Avx512 | Isa::Amx => return Err(missing()),
                 }
             }
         }

@@ -221,7 +221,9 @@ impl<K: Kernels> Tile<'_, K> {
 
         let (keys, values) = self.operands(layout, block);
         let keys = self.unpacked(keys, layout.head_dim, KV_BLOCK_TOKENS, layout.head_dim, scratch.k);
-        for columns in (0..KV_BLOCK_TOKENS).step_by(PANEL).map(|c| c..c + PANEL) {
+        // Columns that only hidden tokens would fill are left out; there are none in a block that all rows see whole.
+        let width = if whole { KV_BLOCK_TOKENS } else { PANEL };
+        for columns in (0..KV_BLOCK_TOKENS).step_by(width).map(|c| c..c + width) {
             let sees = |r: &usize| {
                 let visible = visible(*r);
                 visible.start < columns.end && columns.start < visible.end
@@ -298,7 +300,7 @@ impl<K: Kernels> Tile<'_, K> {
         panel_k: usize,
         panels: &'b mut [f32],
     ) -> Operand<'b> {
-        if !self.plan.unpack {
+        if !self.plan.unpack || self.kernels.reads_pairs(self.call.view.layout()) {
             return operand;
         }
         let panels = &mut panels[..columns.next_multiple_of(PANEL) * panel_k];
@@ -318,7 +320,8 @@ fn all_finite(layout: &KvLayout, block: KvBlock<'_>, kv_head: usize, tokens: Ran
     let exponent = match layout.dtype {
         KvDtype::F32 => {
             let values: &[u32] = head(block.v, kv_head, layout.v_head_elements());
-            let values = &values[tokens.start * width..tokens.end * width];
+            // Sums start at an even token, so a hidden one before the first is multiplied with its zero as well.
+            let values = &values[tokens.start / 2 * 2 * width..tokens.end * width];
             return !values.iter().fold(false, |found, x| found | (x & 0x7f80_0000 == 0x7f80_0000));
         }
         KvDtype::F16 => 0x7c00,

@@ -60,7 +60,7 @@ fn product(ty: WeightType, rows: usize, in_features: usize, out_features: usize,
     let mut lines: Vec<Line> = bytemuck::zeroed_vec(usize::try_from(needed).expect("fits").div_ceil(64));
     let scratch: &mut [u8] = bytemuck::cast_slice_mut(&mut lines);
     let peak_isa =
-        if settings.isa == Isa::Amx && (rows < 9 || ty == WeightType::F32) { Isa::Avx512 } else { settings.isa };
+        if settings.isa == Isa::Amx && (rows < 3 || ty == WeightType::F32) { Isa::Avx512 } else { settings.isa };
     let macs = (rows * in_features * out_features) as f64;
     let (mut best, mut peak, mut shares) = (f64::INFINITY, 0.0f64, Vec::new());
     let started = Instant::now();
@@ -191,7 +191,10 @@ unsafe fn tile_rounds(rounds: usize) {
         config.0[48 + tile] = 16;
     }
     // Ordinary numbers: products of zeros draw so little power that they run faster than any other.
-    let values: [u32; 256] = std::array::from_fn(|i| 0x3c00_3d00 | (i as u32 * 37 % 128) << 16 | i as u32 * 91 % 128);
+    let mut values = [0x3c00_3d00u32; 256];
+    for (value, i) in values.iter_mut().zip(0u32..) {
+        *value |= ((i * 37 % 128) << 16) | (i * 91 % 128);
+    }
     // SAFETY: the caller's promise; a tile is 1 KiB of `values`, and tiles are given back.
     unsafe {
         std::arch::asm!(

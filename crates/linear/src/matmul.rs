@@ -79,7 +79,7 @@ impl ScratchPlan {
 /// Scratch bytes that [`linear`] needs for these shapes: a pure function of them and of `settings`.
 ///
 /// `parts` lists type and `out_features` of each weight. If any weight is not f32, rows of `x` rounded to bf16 take about `4 * rows *
-/// in_features` bytes, and each task takes 16 KiB. With [`Isa::Amx`] and 9 rows or more, `rows` is rounded up to 32, takes half of that, and
+/// in_features` bytes, and each task takes 16 KiB. With [`Isa::Amx`] and 3 rows or more, `rows` is rounded up to 32, takes half of that, and
 /// each task takes up to 20 KiB and, if `in_features` is above 320, up to 256 KiB for sums that wait.
 pub fn scratch_bytes(rows: usize, in_features: usize, parts: &[(WeightType, usize)], settings: Settings) -> u64 {
     ScratchPlan::new(rows, in_features, parts.iter().copied(), settings).elements() as u64 * size_of::<f32>() as u64
@@ -107,23 +107,20 @@ pub fn linear(x: &[f32], rows: usize, parts: &mut [Output<'_>], scratch: &mut [u
     let scratch = scratch_elements(scratch, plan);
     let call = Call { x, in_features, plan };
     let found = match settings.isa {
-        Isa::Scalar => Some(call.run(Scalar, parts, scratch)),
+        Isa::Scalar => {
+            call.run(Scalar, parts, scratch);
+            true
+        }
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => kernels::Avx2::detect().map(|kernel| call.run(kernel, parts, scratch)),
+        Isa::Avx2 => kernels::Avx2::detect().map(|kernel| call.run(kernel, parts, scratch)).is_some(),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => kernels::Avx512::detect().map(|kernel| call.run(kernel, parts, scratch)),
+        Isa::Avx512 => kernels::Avx512::detect().map(|kernel| call.run(kernel, parts, scratch)).is_some(),
         #[cfg(target_arch = "x86_64")]
-        Isa::Amx => kernels::Amx::detect().map(|amx| {
-            if plan.tiles > 0 {
-                call.run_tiled(amx, parts, scratch);
-            } else {
-                call.run(amx.vectors(), parts, scratch);
-            }
-        }),
+        Isa::Amx => kernels::Amx::detect().map(|amx| call.run_amx(amx, parts, scratch)).is_some(),
         #[cfg(not(target_arch = "x86_64"))]
-        Isa::Avx2 | Isa::Avx512 | Isa::Amx => None,
+        Isa::Avx2 | Isa::Avx512 | Isa::Amx => false,
     };
-    assert!(found.is_some(), "this CPU has no {}, or the system does not permit it", settings.isa);
+    assert!(found, "this CPU has no {}, or the system does not permit it", settings.isa);
 }
 
 fn check(x: &[f32], rows: usize, in_features: usize, parts: &[Output<'_>]) {
@@ -188,9 +185,12 @@ impl Call<'_> {
         );
     }
 
-    /// Parts in bf16 on tiles, f32 parts on vectors.
+    /// Parts in bf16 on tiles if the plan says so, all others on vectors.
     #[cfg(target_arch = "x86_64")]
-    fn run_tiled(&self, amx: kernels::Amx, parts: &mut [Output<'_>], scratch: &mut [f32]) {
+    fn run_amx(&self, amx: kernels::Amx, parts: &mut [Output<'_>], scratch: &mut [f32]) {
+        if self.plan.tiles == 0 {
+            return self.run(amx.vectors(), parts, scratch);
+        }
         let (x_tiles, rest) = scratch.split_at_mut(self.plan.tiles);
         let (padded, tasks) = rest.split_at_mut(self.plan.padded);
         let threads = self.plan.tasks;

@@ -30,4 +30,4 @@ pub use layers::rope::{Rope, RopeScaling};
 pub use model::{Constant, LoadOptions, LoadPlan, Model, WeightTypes};
 pub use profile::CpuProfile;
 pub use session::{CandleSession, CpuSession, PromptTarget, Session};
-pub use text::TextError;
+pub use text::{TextError, TextModel};

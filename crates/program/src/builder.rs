@@ -1,13 +1,16 @@
 //! Records a program from code that reads like an eager model.
 
 mod check;
+mod experts;
 mod inplace;
 mod nested;
 mod ops;
+mod recurrent;
 
 use std::collections::{HashMap, HashSet};
 
 pub use nested::ScanValues;
+pub use recurrent::DeltaOperands;
 
 use crate::liveness;
 use crate::program::{Chain, ChainId, Label, Program, Step, StepId};

@@ -51,6 +51,15 @@ pub enum BuildError {
     /// q and k have different head sizes.
     #[error("{at}: query heads have {q_head_dim} elements, key heads {k_head_dim}")]
     HeadDim { at: At, q_head_dim: usize, k_head_dim: usize },
+    /// A router that chooses no expert, or more than there are.
+    #[error("{at}: {k} of {experts} experts")]
+    Experts { at: At, k: usize, experts: usize },
+    /// Elements past the end of a group.
+    #[error("{at}: elements {offset}..{offset}+{len} of each group of '{slot}', which has {head_dim}")]
+    Columns { at: At, slot: String, offset: usize, len: usize, head_dim: usize },
+    /// The heads of a delta rule do not fit together.
+    #[error("{at}: {value_heads} value heads over {key_heads} key heads of q and {k_heads} of k")]
+    DeltaHeads { at: At, key_heads: usize, k_heads: usize, value_heads: usize },
     /// A rotary table is wider than a head, or odd.
     #[error("{at}: a rotary table of {rotated} elements for heads of {head_dim}")]
     Rotary { at: At, rotated: usize, head_dim: usize },

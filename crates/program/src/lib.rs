@@ -12,12 +12,13 @@ mod pool;
 mod program;
 mod slot;
 
-pub use builder::{ProgramBuilder, ScanValues};
+pub use builder::{DeltaOperands, ProgramBuilder, ScanValues};
 pub use error::{At, BuildError};
 pub use flush::FlushMeter;
 pub use layout::{ARENA_ALIGNMENT, ArenaLayout, CostModel, NoScratch, Planner};
 pub use op::{
-    Access, Activation, AttendSpec, Carry, Condition, LinearPart, Op, RopeLayout, ScanInput, ScanOutput, Unary,
+    Access, Activation, AttendSpec, Carry, Condition, HeadOrder, LinearPart, Op, RopeLayout, RouteSpec, ScanInput,
+    ScanOutput, Scoring, Unary,
 };
 pub use plan::{MemoryPlan, StepBytes};
 pub use pool::{PoolModel, Rounding};

@@ -1,123 +1,13 @@
 //! Steps: what a program can do, and the one walk over the slots an operation names.
 
+mod params;
+
+pub use params::{
+    Activation, AttendSpec, Carry, Condition, HeadOrder, LinearPart, RopeLayout, RouteSpec, ScanInput, ScanOutput,
+    Scoring, Unary,
+};
+
 use crate::{ChainId, Slot};
-
-/// One weight of a [`Op::Linear`] step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LinearPart {
-    /// Constant `[out_features, in_features]`.
-    pub weight: Slot,
-    /// Constant `[out_features]`, added once at the end.
-    pub bias: Option<Slot>,
-    /// `[.., out_features]`.
-    pub out: Slot,
-}
-
-/// Which elements of a head rotate together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RopeLayout {
-    /// `i` with `i + rotated / 2` (GPT-NeoX, Hugging Face checkpoints).
-    Halves,
-    /// `2 i` with `2 i + 1` (the paper's, GGUF files of the llama family).
-    Pairs,
-}
-
-/// Parameters of an [`Op::Attend`] step.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct AttendSpec {
-    /// Factor on `q . k`.
-    pub scale: f32,
-    /// Keys a row sees, itself included; `None` for all.
-    pub window: Option<usize>,
-    /// `cap * tanh(score / cap)` after the scale.
-    pub softcap: Option<f32>,
-    /// Constant `[heads]`: one more logit per head that takes weight and gives no value.
-    pub sinks: Option<Slot>,
-}
-
-impl AttendSpec {
-    /// Plain causal attention.
-    pub const fn causal(scale: f32) -> Self {
-        Self { scale, window: None, softcap: None, sinks: None }
-    }
-}
-
-/// Activation of a gated unit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Activation {
-    /// `x * sigmoid(x)`.
-    Silu,
-    /// `x * Phi(x)`, with the error function.
-    Gelu,
-    /// GELU by its `tanh` formula.
-    GeluTanh,
-    /// `max(x, 0)`.
-    Relu,
-    /// `1 / (1 + exp(-x))`.
-    Sigmoid,
-}
-
-/// Function of one element.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unary {
-    /// `x * sigmoid(x)`.
-    Silu,
-    /// `1 / (1 + exp(-x))`.
-    Sigmoid,
-    /// `x * Phi(x)`, with the error function.
-    Gelu,
-    /// GELU by its `tanh` formula.
-    GeluTanh,
-    /// `max(x, 0)`.
-    Relu,
-    /// Hyperbolic tangent.
-    Tanh,
-    /// `e^x`.
-    Exp,
-    /// `-x`.
-    Neg,
-    /// `x * x`.
-    Square,
-    /// Square root.
-    Sqrt,
-}
-
-/// Chooses a branch of an [`Op::If`] step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Condition {
-    /// The pass has at most this many rows.
-    RowsAtMost(usize),
-    /// The one element of this `Fixed(1)` slot is not zero.
-    Nonzero(Slot),
-}
-
-/// One source of an [`Op::Scan`] step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ScanInput {
-    /// `[rows, width]`.
-    pub source: Slot,
-    /// `[width]`: row `i` of the source during iteration `i`. Owned by the body.
-    pub row: Slot,
-}
-
-/// A value that an [`Op::Scan`] step hands from one iteration to the next.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Carry {
-    /// Initial value before the step, final value after it. Owned by a chain around the body, or state.
-    pub carry: Slot,
-    /// Copied to `carry` after each iteration. Where both have one root, the body has written in place and there is
-    /// nothing to copy.
-    pub next: Slot,
-}
-
-/// One stacked result of an [`Op::Scan`] step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ScanOutput {
-    /// `[width]`: the value of iteration `i`.
-    pub row: Slot,
-    /// `[rows, width]`: row `i` is taken after iteration `i`, before the carries take their next value.
-    pub stacked: Slot,
-}
 
 /// One operation over slots.
 ///
@@ -278,6 +168,96 @@ pub enum Op {
         /// F32 `[1]`.
         out: Slot,
     },
+    /// Chooses experts: scores over all of a row, the `k` largest in descending order, ties to the lowest number, NaN last.
+    TopK {
+        /// `[.., experts]`.
+        logits: Slot,
+        /// Number of experts, scores, weights.
+        spec: RouteSpec,
+        /// U32 `[.., k]`: the experts, none twice.
+        ids: Slot,
+        /// F32 `[.., k]`: their scores, divided by their sum (in the order of `ids`) if so asked, times the scale.
+        weights: Slot,
+    },
+    /// One product per chosen expert: slot `j` of `out` is `x_j weight[ids[j]]^T`.
+    ExpertLinear {
+        /// `[.., in_features]`, which every slot sees, or `[.., k * in_features]`, a part for each slot.
+        x: Slot,
+        /// U32 `[.., k]`, below the number of experts.
+        ids: Slot,
+        /// Constant `[experts, out_features, in_features]`.
+        weight: Slot,
+        /// `[.., k * out_features]`, in `k` groups.
+        out: Slot,
+    },
+    /// `out = sum over j of weights[j] * x_j`, in ascending `j`.
+    CombineExperts {
+        /// `[.., k * width]`.
+        x: Slot,
+        /// `[.., k]`.
+        weights: Slot,
+        /// `[.., width]`.
+        out: Slot,
+    },
+    /// `out[r] = x[r] * factor[r]`.
+    ScaleRows {
+        /// `[.., width]`.
+        x: Slot,
+        /// `[.., 1]`.
+        factor: Slot,
+        /// As `x`.
+        out: Slot,
+    },
+    /// Elements `offset..offset + n` of each group of a row.
+    SelectColumns {
+        /// `[.., width]`, in groups.
+        x: Slot,
+        /// First element of each group.
+        offset: usize,
+        /// `[.., groups * n]`, in as many groups.
+        out: Slot,
+    },
+    /// Depthwise convolution over the rows of a sequence: `out[t, c] = sum over j of weight[c, j] * x[t - (kernel - 1) + j, c]`
+    /// in ascending `j`, plus `bias[c]` at the end. Rows before the pass are the state, which becomes the last `kernel - 1` rows.
+    CausalConv {
+        /// Layer number, for the state of the sequence.
+        layer: usize,
+        /// `[rows, channels]`.
+        x: Slot,
+        /// Constant `[channels * kernel]`, the taps of a channel side by side.
+        weight: Slot,
+        /// Constant `[channels]`.
+        bias: Option<Slot>,
+        /// F32 state `[(kernel - 1) * channels]`: rows, oldest first; zero before the first token.
+        state: Slot,
+        /// `[rows, channels]`.
+        out: Slot,
+    },
+    /// Gated delta rule, token by token, for each value head with its key head:
+    /// `S = S * e^decay`, `d = (v - S^T k) * beta`, `S = S + k d^T`, `out = S^T q`; sums over `head_dim` ascend.
+    ///
+    /// Yang, Kautz and Hatamizadeh 2024, arXiv:2412.06464.
+    GatedDelta {
+        /// Layer number, for the state of the sequence.
+        layer: usize,
+        /// `[rows, key_heads * head_dim]`, in `key_heads` groups, normalized and scaled as the model wants them.
+        q: Slot,
+        /// As `q`.
+        k: Slot,
+        /// `[rows, value_heads * v_head_dim]`, in `value_heads` groups.
+        v: Slot,
+        /// `[rows, value_heads]`: logarithm of what is kept of the state.
+        decay: Slot,
+        /// `[rows, value_heads]`: how much of the difference is written.
+        beta: Slot,
+        /// Which key head a value head works with.
+        order: HeadOrder,
+        /// F32 state `[value_heads * head_dim * v_head_dim]`, one matrix `[head_dim, v_head_dim]` per value head; zero before the
+        /// first token.
+        state: Slot,
+        /// As `v`.
+        out: Slot,
+    },
     /// Runs one of two chains. Both write the same slots, which a chain around them owns.
     If {
         /// Chooses the branch.
@@ -335,6 +315,13 @@ impl Op {
             Self::Copy { .. } => "copy",
             Self::Fill { .. } => "fill",
             Self::Sum { .. } => "sum",
+            Self::TopK { .. } => "top_k",
+            Self::ExpertLinear { .. } => "expert_linear",
+            Self::CombineExperts { .. } => "combine_experts",
+            Self::ScaleRows { .. } => "scale_rows",
+            Self::SelectColumns { .. } => "select_columns",
+            Self::CausalConv { .. } => "causal_conv",
+            Self::GatedDelta { .. } => "gated_delta",
             Self::If { .. } => "if",
             Self::Scan { .. } => "scan",
         }
@@ -415,6 +402,47 @@ impl Op {
                 f(*out, Write);
             }
             Self::Fill { value: _, out } => f(*out, Write),
+            Self::TopK { logits, spec: _, ids, weights } => {
+                f(*logits, Read);
+                f(*ids, Write);
+                f(*weights, Write);
+            }
+            Self::ExpertLinear { x, ids, weight, out } => {
+                f(*x, Read);
+                f(*ids, Read);
+                f(*weight, Read);
+                f(*out, Write);
+            }
+            Self::CombineExperts { x, weights, out } => {
+                f(*x, Read);
+                f(*weights, Read);
+                f(*out, Write);
+            }
+            Self::ScaleRows { x, factor, out } => {
+                f(*x, Read);
+                f(*factor, Read);
+                f(*out, Write);
+            }
+            Self::SelectColumns { x, offset: _, out } => {
+                f(*x, Read);
+                f(*out, Write);
+            }
+            Self::CausalConv { layer: _, x, weight, bias, state, out } => {
+                f(*x, Read);
+                f(*weight, Read);
+                if let Some(bias) = bias {
+                    f(*bias, Read);
+                }
+                f(*state, Update);
+                f(*out, Write);
+            }
+            Self::GatedDelta { layer: _, q, k, v, decay, beta, order: _, state, out } => {
+                for slot in [q, k, v, decay, beta] {
+                    f(*slot, Read);
+                }
+                f(*state, Update);
+                f(*out, Write);
+            }
             Self::If { condition, then_chain: _, else_chain: _ } => match condition {
                 Condition::RowsAtMost(_) => {}
                 Condition::Nonzero(slot) => f(*slot, Read),
@@ -456,7 +484,14 @@ impl Op {
             | Self::SelectRows { .. }
             | Self::Copy { .. }
             | Self::Fill { .. }
-            | Self::Sum { .. } => [None, None],
+            | Self::Sum { .. }
+            | Self::TopK { .. }
+            | Self::ExpertLinear { .. }
+            | Self::CombineExperts { .. }
+            | Self::ScaleRows { .. }
+            | Self::SelectColumns { .. }
+            | Self::CausalConv { .. }
+            | Self::GatedDelta { .. } => [None, None],
         };
         chains.into_iter().flatten()
     }

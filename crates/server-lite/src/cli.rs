@@ -94,7 +94,7 @@ const INPUTS: [&str; 3] = ["prompt", "prompt_file", "token_ids"];
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("input").required(true).multiple(true).args(INPUTS))]
 pub(crate) struct RunArgs {
-    /// A GGUF file, a short name (see `plimsoll models list`), or `hf:org/repo[@revision][:file.gguf|:quantization]`.
+    /// A GGUF file, a folder with config.json and safetensors, a short name (see `plimsoll models list`), or `hf:org/repo[@revision][:file.gguf|:quantization]`.
     #[arg(short, long, env = "PLIMSOLL_MODEL", default_value = "smollm2-135m")]
     pub(crate) model: OsString,
     #[command(flatten)]
@@ -128,6 +128,9 @@ pub(crate) struct RunArgs {
     /// Threads; default: one per core that the process may use.
     #[arg(long, env = "PLIMSOLL_THREADS", value_name = "N")]
     pub(crate) threads: Option<NonZeroUsize>,
+    /// Quantize matrices that are stored as f32, f16 or bf16 to this type while they are read.
+    #[arg(long, env = "PLIMSOLL_QUANTIZE", value_enum)]
+    pub(crate) quantize: Option<QuantizeArg>,
     /// Type in which keys and values are kept.
     #[arg(long, env = "PLIMSOLL_KV_DTYPE", value_enum, default_value_t = KvDtypeArg::Bf16)]
     pub(crate) kv_dtype: KvDtypeArg,
@@ -205,6 +208,14 @@ pub(crate) enum KvDtypeArg {
     F32,
     F16,
     Bf16,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum QuantizeArg {
+    #[value(name = "q8_0")]
+    Q8_0,
+    #[value(name = "q4_k")]
+    Q4K,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -14,7 +14,18 @@ use plimsoll_tests::{
 use std::sync::Arc;
 
 /// All number formats of weights, biases, odd head sizes, one KV head and several.
-const CASES: [&str; 6] = ["tiny-gqa-6x2", "tiny-mha-5", "tiny-biases", "tiny-q4_1", "tiny-k-quants", "tiny-f16"];
+const CASES: [&str; 10] = [
+    "tiny-gqa-6x2",
+    "tiny-mha-5",
+    "tiny-biases",
+    "tiny-q4_1",
+    "tiny-k-quants",
+    "tiny-f16",
+    "tiny-qwen3_moe-q8_0",
+    "tiny-qwen3_next",
+    "tiny-qwen3_5",
+    "tiny-qwen3_5_moe",
+];
 pub(crate) const KV_DTYPES: [KvDtype; 3] = [KvDtype::F32, KvDtype::F16, KvDtype::Bf16];
 /// Greedy steps after each prompt.
 const STEPS: usize = 6;

@@ -6,6 +6,7 @@ use plimsoll_models::{CpuExecutor, CpuSettings, HashSteps, LogitRows, Model};
 use plimsoll_tests::{
     compare::{RowHash, argmax, hash_rows, kl, ln_softmax, max_abs_diff},
     golden::{Tensors, info},
+    kl::KlCase,
     model::default_model,
     pass::{chunks, feed, new_sequence},
 };
@@ -98,80 +99,24 @@ fn greedy_tokens_are_those_of_the_reference_where_its_margin_is_safe() -> Result
     Ok(())
 }
 
-/// The reference's distribution of one row: its likeliest tokens, and a sample of the others.
-struct Reference<'a> {
-    top: (&'a [u32], &'a [f32]),
-    rest: (&'a [u32], &'a [f32]),
-    rest_mass: f32,
-}
-
-impl Reference<'_> {
-    /// An unbiased estimate of `KL(reference || ours)` in nats (J. Schulman 2020, estimator k3).
-    fn kl_estimate(&self, ln_q: &[f64]) -> f64 {
-        let g = |(&id, &ln_p): (&u32, &f32)| {
-            let r = ln_q[id as usize] - f64::from(ln_p);
-            r.exp_m1() - r
-        };
-        let top = self.top.0.iter().zip(self.top.1).map(|pair| f64::from(*pair.1).exp() * g(pair));
-        let rest = self.rest.0.iter().zip(self.rest.1).map(g).sum::<f64>() / self.rest.0.len() as f64;
-        top.sum::<f64>() + f64::from(self.rest_mass) * rest
-    }
-}
-
 #[test]
 #[ignore = "slow: 20 s, needs the default model"]
 fn mean_kl_from_the_f32_reference_stays_under_its_bound() -> Result<()> {
-    #[derive(Deserialize)]
-    struct Checks {
-        mean_kl: f64,
-        mean_kl_aim: f64,
-        same_top_token: f64,
-    }
-    #[derive(Deserialize)]
-    struct Info {
-        checks: Checks,
-    }
-    let Info { checks } = info(KL_CASE)?;
-    ensure!(MEAN_KL < checks.mean_kl_aim && checks.mean_kl_aim < checks.mean_kl, "bounds are out of order");
-    let tensors = Tensors::open(KL_CASE, "reference.safetensors")?;
-    let (ids, shape) = (tensors.ids("ids")?, tensors.shape("ids")?);
-    let (top_ids, top_logp) = (tensors.ids("top_ids")?, tensors.f32s("top_logp")?);
-    let (rest_ids, rest_logp) = (tensors.ids("rest_ids")?, tensors.f32s("rest_logp")?);
-    let rest_mass = tensors.f32s("rest_mass")?;
-    let (top, rest) = (top_ids.len() / ids.len(), rest_ids.len() / ids.len());
-    let (contexts, rows) = (shape[0], shape[1]);
-    ensure!(contexts * rows >= 1000, "{contexts} contexts of {rows} rows");
+    let case = KlCase::load(KL_CASE)?;
+    let bounds = case.bounds;
+    ensure!(MEAN_KL < bounds.mean_kl_aim && bounds.mean_kl_aim < bounds.mean_kl, "bounds are out of order");
     let model = default_model()?;
     for dtype in [KvDtype::F16, KvDtype::Bf16] {
-        let (mut estimates, mut same) = (Vec::new(), 0);
-        for context in 0..contexts {
-            let ids = &ids[context * rows..][..rows];
-            run(&model, CpuSettings::detect(2, dtype), ids, &chunks(rows, 128), LogitRows::All, |row, logits| {
-                let at = context * rows + row;
-                let reference = Reference {
-                    top: (&top_ids[at * top..][..top], &top_logp[at * top..][..top]),
-                    rest: (&rest_ids[at * rest..][..rest], &rest_logp[at * rest..][..rest]),
-                    rest_mass: rest_mass[at],
-                };
-                estimates.push(reference.kl_estimate(&ln_softmax(logits)));
-                same += usize::from(argmax(logits) == argmax_id(reference.top));
-            })?;
-        }
-        let count = estimates.len() as f64;
-        let (mean, same) = (estimates.iter().sum::<f64>() / count, same as f64 / count);
-        let worst = estimates.iter().copied().fold(0.0, f64::max);
+        let found = case.measure(&model, CpuSettings::detect(2, dtype))?;
         println!(
-            "KV {dtype:?}: mean KL {mean:.6} nats over {count} rows, worst row {worst:.4}, same top token {same:.4}"
+            "KV {dtype:?}: mean KL {:.6} nats over {} rows, worst row {:.4}, same top token {:.4}",
+            found.mean_kl, found.rows, found.worst_kl, found.same_top_token
         );
-        ensure!(estimates.len() == contexts * rows, "{count} rows were compared");
-        ensure!(mean <= MEAN_KL, "KV {dtype:?}: mean KL {mean} over {MEAN_KL}");
-        ensure!(same >= checks.same_top_token, "KV {dtype:?}: same top token {same}");
+        ensure!(found.rows >= 1000, "{} rows were compared", found.rows);
+        ensure!(found.mean_kl <= MEAN_KL, "KV {dtype:?}: mean KL {} over {MEAN_KL}", found.mean_kl);
+        ensure!(found.same_top_token >= bounds.same_top_token, "KV {dtype:?}: same top token {}", found.same_top_token);
     }
     Ok(())
-}
-
-fn argmax_id((ids, ln_p): (&[u32], &[f32])) -> u32 {
-    ids[argmax(ln_p) as usize]
 }
 
 fn prompt() -> Result<Vec<u32>> {

@@ -1,7 +1,7 @@
 //! The inner loops, once per instruction set, with equal bits.
 //!
 //! [`product`], [`unpack`] and [`rows`] are written once over [`lanes::Lanes`], eight f32 values; [`scalar`] runs them on an array, `x86_64` on
-//! AVX2 registers.
+//! AVX2 registers. AVX-512 and AMX have products of their own, and leave what is eight lanes wide by definition to AVX2.
 //! [`crate::plain`] is the definition both are tested against.
 #![expect(unsafe_code, reason = "SIMD intrinsics, unchecked inner loops, and threads that write disjoint rows")]
 
@@ -17,21 +17,29 @@ mod x86_64;
 
 use std::ops::Range;
 
+use crate::{Isa, KvLayout};
 pub(crate) use lanes::Values;
 pub(crate) use rows_out::RowsOut;
 pub(crate) use scalar::Scalar;
 #[cfg(target_arch = "x86_64")]
-pub(crate) use x86_64::Avx2;
+pub(crate) use x86_64::{Amx, Avx2, Avx512};
 
 /// Columns of one panel of an unpacked operand.
 pub(crate) const PANEL: usize = 16;
 
-/// Whether the AVX2 kernels can run here.
-pub(crate) fn avx2_available() -> bool {
-    #[cfg(target_arch = "x86_64")]
-    return Avx2::detect().is_some();
-    #[cfg(not(target_arch = "x86_64"))]
-    false
+/// Whether this CPU, and this system, run the kernels of an instruction set.
+pub(crate) fn is_available(isa: Isa) -> bool {
+    match isa {
+        Isa::Scalar => true,
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => Avx2::detect().is_some(),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => Avx512::detect().is_some(),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Amx => Amx::detect().is_some(),
+        #[cfg(not(target_arch = "x86_64"))]
+        Isa::Avx2 | Isa::Avx512 | Isa::Amx => false,
+    }
 }
 
 /// An operand of a bf16 product: magnitudes below 2^-50 replaced by +0, the rest rounded to nearest even, NaN kept.
@@ -116,6 +124,11 @@ impl RowState {
 
 /// One instruction set. Every method gives the same bits in every implementation.
 pub(crate) trait Kernels: Copy + Send + Sync {
+    /// Whether products with many rows read pairs of this layout as they are stored, so that unpacking them would be in vain.
+    fn reads_pairs(self, _layout: &KvLayout) -> bool {
+        false
+    }
+
     /// `out[r][c] = sum over k of a[r][k] * b[k][c]` in the contract's order, for `c` in `columns` and `k` in `k`.
     ///
     /// `k.start` is even. `out` rows are `out_stride` apart and start at column 0.
@@ -165,3 +178,6 @@ pub(crate) trait Kernels: Copy + Send + Sync {
     /// Sum of `x` or of its squares over 8 lanes.
     fn sum(self, x: &[f32], squares: bool) -> f32;
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,8 +1,14 @@
-//! AVX2 with FMA and F16C: eight lanes in one register.
+//! x86-64: AVX2 with FMA and F16C here, eight lanes in one register; AVX-512 and AMX in their own modules.
+
+mod amx;
+mod avx512;
 
 use std::arch::x86_64::*;
 use std::ops::Range;
 use std::sync::OnceLock;
+
+pub(crate) use amx::Amx;
+pub(crate) use avx512::Avx512;
 
 use super::lanes::{Lanes, Values};
 use super::{Kernels, OPERAND_FLOOR, Operand, RowState, Rows, Softmax, product, rows, unpack};

@@ -31,7 +31,8 @@ macro_rules! dispatch {
     ($isa:expr, |$kernels:ident| $call:expr) => {{
         match $isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => match Avx2::detect() {
+            // These are eight lanes wide by definition.
+            Isa::Avx2 | Isa::Avx512 | Isa::Amx => match Avx2::detect() {
                 Some($kernels) => $call,
                 None => {
                     let $kernels = Scalar;

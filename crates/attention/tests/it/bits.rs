@@ -73,6 +73,33 @@ proptest! {
 }
 
 #[test]
+fn a_nan_just_before_a_window_reaches_no_row() {
+    for dtype in [KvDtype::F32, KvDtype::F16, KvDtype::Bf16] {
+        // The row at 64 sees 1..=64: token 0 is hidden, and shares a pair with token 1.
+        let case = Case {
+            dtype,
+            kv_heads: 1,
+            group_size: 1,
+            head_dim: 64,
+            v_head_dim: 64,
+            start: 64,
+            rows: 1,
+            window: Some(64),
+            softcap: None,
+            sinks: false,
+            seed: 0,
+        };
+        let mut data = case.data();
+        let clean = case.run(&data, plain());
+        data.k[..64].fill(f32::NAN);
+        data.v[..64].fill(f32::NAN);
+        for isa in Isa::available() {
+            assert_same_bits(&case.run(&data, tiled(isa, 1)), &clean, isa.name());
+        }
+    }
+}
+
+#[test]
 fn keys_past_the_rows_change_no_bit() {
     let case = Case {
         dtype: KvDtype::Bf16,

@@ -1,6 +1,6 @@
 //! The route and its workspace follow the shape.
 
-use plimsoll_attention::{AttnShape, Isa, KvDtype, Route, RouteKind, Settings};
+use plimsoll_attention::{AttnShape, Error, Isa, KvDtype, Route, RouteKind, Settings};
 
 use crate::support::{best, plain};
 
@@ -71,4 +71,19 @@ fn settings_force_the_route() {
         Route::for_shape(&one_row, &Settings { route: None, isa: Isa::Avx2, threads: 1 }).name(),
         "avx2-bf16-direct"
     );
+}
+
+#[test]
+fn an_instruction_set_that_is_missing_is_an_error_and_not_another_one() {
+    let shape = AttnShape { rows: 0, kv_len: 0, ..SHAPE };
+    for isa in Isa::ALL {
+        assert_eq!(isa.name().parse(), Ok(isa));
+        let route = Route::for_shape(&shape, &Settings { route: None, isa, threads: 1 });
+        assert!(route.name().starts_with(&format!("{isa}-bf16-")), "{}", route.name());
+        assert_eq!(isa.require().is_ok(), Isa::available().any(|available| available == isa));
+        if let Err(error) = isa.require() {
+            assert_eq!(error, Error::IsaUnavailable { isa, best: Isa::detect() });
+        }
+    }
+    assert_eq!("sse9".parse::<Isa>(), Err(Error::UnknownIsa));
 }

@@ -172,11 +172,11 @@ mod hardware {
     /// An operand of one of several kinds: any bits, near to each other (sums cancel), near the largest and the smallest, zeros and
     /// infinities and NaNs among ordinary numbers.
     fn operand(kind: u8, bits: u32) -> f32 {
-        let exponent = |e: u32| f32::from_bits(bits & 0x807f_0000 | e << 23);
+        let exponent = |e: u32| f32::from_bits((bits & 0x807f_0000) | (e << 23));
         let rare = [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 0.0, -0.0, 1.0, f32::MAX, f32::from_bits(0xffa0_0000)];
         crate::bf16_operand(match kind {
             0 => f32::from_bits(bits),
-            1 => f32::from_bits(bits & 0x8007_0000 | 0x3f80_0000),
+            1 => f32::from_bits((bits & 0x8007_0000) | 0x3f80_0000),
             2 => exponent(180 + bits % 16),
             3 => exponent(77 + bits % 4),
             4 => exponent(77 + bits % 170),
@@ -219,12 +219,12 @@ mod hardware {
             for (i, pair) in x_tiles.iter_mut().enumerate() {
                 let (step, block, row, pair_of_row) = (i / (2 * elements), i / elements % 2, i / TILE % TILE, i % TILE);
                 let at = row * k + step * 32 + 2 * pair_of_row;
-                *pair = f32::from_bits(bf16(x[block][at]) | bf16(x[block][at + 1]) << 16);
+                *pair = f32::from_bits(bf16(x[block][at]) | (bf16(x[block][at + 1]) << 16));
             }
             for (i, pair) in w_tiles.iter_mut().enumerate() {
                 let (panel, i) = (i / (steps * elements), i % (steps * elements));
                 let at = i / PANEL * 2 * PANEL + i % PANEL;
-                *pair = f32::from_bits(bf16(w[panel][at]) | bf16(w[panel][at + PANEL]) << 16);
+                *pair = f32::from_bits(bf16(w[panel][at]) | (bf16(w[panel][at + PANEL]) << 16));
             }
             // Sums so far are what chains leave: zero or at least 2^-114.
             for sum in sums.iter_mut() {
@@ -257,7 +257,7 @@ mod hardware {
                     }
                     want += chains[0] + chains[1];
                 }
-                let same = got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan();
+                let same = got.to_bits() == want.to_bits() || (got.is_nan() && want.is_nan());
                 prop_assert!(same, "kind {}, row {}, column {}: {:e}, want {:e}", kind, row, column, got, want);
             }
         }
@@ -282,7 +282,7 @@ mod hardware {
                 }
                 let want = if row < rows && at < k { crate::bf16_operand(x[row * k + at]) } else { 0.0 };
                 let got = half::bf16::from_bits(got).to_f32();
-                prop_assert!(got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan(), "row {}, k {}", row, at);
+                prop_assert!(got.to_bits() == want.to_bits() || (got.is_nan() && want.is_nan()), "row {}, k {}", row, at);
             }
         }
     }

@@ -25,7 +25,7 @@ const ITEM_PANELS: usize = 16;
 /// Fewest rows of an item: below, dequantizing a panel costs more than multiplying with it.
 const MIN_ITEM_ROWS: usize = 128;
 /// Fewest rows that tiles are used for: fewer go through the vector kernels without storing a dequantized weight.
-const MIN_ROWS: usize = 9;
+const MIN_ROWS: usize = 3;
 
 /// Scratch of a product, in f32 elements: a pure function of the shape.
 #[derive(Debug, Clone, Copy, Default)]

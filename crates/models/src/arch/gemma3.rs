@@ -239,7 +239,7 @@ fn from_folder(folder: &Folder, fields: &Fields<'_>) -> Result<Recorded, ModelEr
 /// Records the program of one pass.
 fn record(cfg: &Config, weights: Weights<'_>) -> Result<Recorded, ModelError> {
     let bias = Bias::stated(cfg.attention_bias);
-    let parts = AttentionParts { qkv_bias: bias, output_bias: bias, head_norms: true };
+    let parts = AttentionParts { qkv_bias: bias, output_bias: bias, head_norms: true, gated: false };
     let spec = AttentionSpec {
         scale: as_f32(1.0 / cfg.query_pre_attn_scalar.sqrt()),
         softcap: cfg.attn_logit_softcapping,

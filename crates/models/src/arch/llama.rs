@@ -116,8 +116,12 @@ fn from_folder(folder: &Folder, fields: &Fields<'_>) -> Result<Recorded, ModelEr
 /// Records the program of one pass.
 fn record(cfg: &Config, weights: Weights<'_>) -> Result<Recorded, ModelError> {
     let bias = |stated: Option<bool>| stated.map_or(Bias::IfPresent, Bias::stated);
-    let parts =
-        AttentionParts { qkv_bias: bias(cfg.attention_bias), output_bias: bias(cfg.attention_bias), head_norms: false };
+    let parts = AttentionParts {
+        qkv_bias: bias(cfg.attention_bias),
+        output_bias: bias(cfg.attention_bias),
+        head_norms: false,
+        gated: false,
+    };
     let layout = match weights.dialect() {
         Dialect::Gguf => RopeLayout::Pairs,
         Dialect::HuggingFace => RopeLayout::Halves,

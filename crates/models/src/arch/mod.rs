@@ -6,8 +6,12 @@ use plimsoll_program::{Program, Slot};
 
 pub mod gemma3;
 pub mod llama;
+pub mod phi3;
 pub mod qwen2;
 pub mod qwen3;
+mod qwen3_5;
+mod qwen3_moe;
+mod qwen3_next;
 mod registry;
 mod sizes;
 

@@ -1,6 +1,6 @@
 //! Which architectures there are, and how a checkpoint says which it is of.
 
-use super::{Architecture, gemma3, llama, qwen2, qwen3};
+use super::{Architecture, gemma3, llama, phi3, qwen2, qwen3, qwen3_5, qwen3_moe, qwen3_next};
 use crate::{
     checkpoint::{CheckpointRef, Fields, Folder, Keys, one_line, weights::Sources},
     error::ModelError,
@@ -28,7 +28,17 @@ pub(crate) struct Entry {
 }
 
 /// Every architecture that can be loaded; a new one is one file and one line here.
-pub(crate) const REGISTRY: &[Entry] = &[llama::ENTRY, gemma3::ENTRY, qwen2::ENTRY, qwen3::ENTRY];
+pub(crate) const REGISTRY: &[Entry] = &[
+    llama::ENTRY,
+    gemma3::ENTRY,
+    phi3::ENTRY,
+    qwen2::ENTRY,
+    qwen3::ENTRY,
+    qwen3_moe::ENTRY,
+    qwen3_next::ENTRY,
+    qwen3_5::DENSE,
+    qwen3_5::EXPERTS,
+];
 
 /// Names of all architectures that can be loaded, as GGUF files have them.
 pub fn known_architectures() -> impl Iterator<Item = &'static str> {

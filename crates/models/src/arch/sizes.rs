@@ -37,7 +37,7 @@ pub(crate) struct Defaults {
 }
 
 /// Widest head: far beyond any model's, and small enough that frequencies can be computed before shapes are compared.
-const MAX_HEAD_DIM: usize = 1 << 16;
+pub(super) const MAX_HEAD_DIM: usize = 1 << 16;
 
 /// Most layers of a folder; a GGUF file is held to its number of tensors.
 const MAX_LAYERS: usize = 10_000;

@@ -4,6 +4,8 @@ use std::fmt;
 
 use minijinja::{Error, ErrorKind, Value, value::Kwargs};
 use serde::Serialize;
+
+use super::limits::Limits;
 use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 
 /// The message of `raise_exception`, carried as the source of the engine's error.
@@ -36,13 +38,23 @@ pub(super) fn refusal(error: &Error) -> Option<&str> {
 
 /// Formats a UTC time as C's `strftime` does.
 pub(super) fn strftime(format: &str, unix_seconds: i64) -> Result<String, Error> {
+    if format.len() > 200 {
+        let detail = format!("strftime_now: a format of {} bytes, at most 200 are allowed", format.len());
+        return Err(Error::new(ErrorKind::InvalidOperation, detail));
+    }
     let invalid = |error: jiff::Error| Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {error}"));
     let time = jiff::Timestamp::from_second(unix_seconds).map_err(invalid)?;
     jiff::fmt::strtime::format(format, time).map_err(invalid)
 }
 
 /// `tojson(indent=n)` as `transformers` has it: Python's `json.dumps` with `ensure_ascii=False`, nothing escaped for HTML.
-pub(super) fn to_json(value: Value, indent: Option<usize>, options: Kwargs) -> Result<String, Error> {
+pub(super) fn to_json(
+    limits: &Limits,
+    value: &Value,
+    indent: Option<usize>,
+    options: &Kwargs,
+) -> Result<String, Error> {
+    limits.check(value)?;
     let indent = match indent {
         None => options.get::<Option<usize>>("indent")?,
         given => given,
@@ -50,17 +62,17 @@ pub(super) fn to_json(value: Value, indent: Option<usize>, options: Kwargs) -> R
     // `ensure_ascii`, `separators` and `sort_keys` would change the text: unknown options are refused.
     options.assert_all_used()?;
     match indent {
-        Some(width) => write_json(&value, PrettyFormatter::with_indent(" ".repeat(width.min(16)).as_bytes())),
-        None => write_json(&value, Spaced),
+        Some(width) => write_json(limits, value, PrettyFormatter::with_indent(" ".repeat(width.min(16)).as_bytes())),
+        None => write_json(limits, value, Spaced),
     }
 }
 
-fn write_json(value: &Value, formatter: impl Formatter) -> Result<String, Error> {
-    let mut out = Vec::new();
+fn write_json(limits: &Limits, value: &Value, formatter: impl Formatter) -> Result<String, Error> {
+    let mut out = limits.json_writer();
     let written = value.serialize(&mut Serializer::with_formatter(&mut out, formatter));
     let invalid = |detail: String| Error::new(ErrorKind::BadSerialization, detail);
     written.map_err(|error| invalid(error.to_string()))?;
-    String::from_utf8(out).map_err(|error| invalid(error.to_string()))
+    String::from_utf8(out.bytes).map_err(|error| invalid(error.to_string()))
 }
 
 /// JSON on one line with `", "` and `": "`, as Python writes it.

@@ -3,16 +3,20 @@
 //! Templates are Jinja, as in `tokenizer_config.json` and GGUF's `tokenizer.chat_template`, run by `minijinja` with the
 //! additions that Hugging Face's `transformers` makes: Python's string and dict methods, loop controls, `raise_exception`,
 //! `strftime_now`, a `tojson` that writes as Python does, and trimmed blocks.
+//!
+//! A template comes with a model and is not trusted: what it may take in time, memory and stack is bounded (see `guard` and `limits`),
+//! and a template that wants more ends in one error.
 
 mod functions;
+mod guard;
+mod limits;
 
-use std::time::SystemTime;
+use std::{sync::Arc, thread, time::SystemTime};
 
-use minijinja::{Environment, Value, context};
+use guard::Guarded;
+use limits::{Limits, STACK_BYTES};
+use minijinja::{Environment, Value, context, value::Kwargs};
 use serde::{Deserialize, Serialize};
-
-/// Steps a template may take; a long conversation needs some hundred a message. A model file is not trusted to end.
-const MAX_STEPS: u64 = 10_000_000;
 
 /// The name under which the environment holds the one template.
 const NAME: &str = "chat";
@@ -44,6 +48,15 @@ pub enum ChatError {
     /// The template failed on these messages.
     #[error("chat template, line {line}, cannot render these messages: {detail}")]
     Render { line: usize, detail: String },
+    /// Longer than any template.
+    #[error("the chat template has {bytes} bytes, at most {max_bytes} are allowed")]
+    TooLong { bytes: usize, max_bytes: usize },
+    /// The template uses what no chat template needs and what could not be bounded.
+    #[error("chat template, line {line}: {detail}")]
+    Unsupported { line: usize, detail: String },
+    /// The system gave no thread to run the template in.
+    #[error("the chat template cannot be run: {detail}")]
+    Thread { detail: String },
     /// The template refused the messages through `raise_exception`.
     #[error("the chat template refuses these messages: {message}")]
     Refused { message: String },
@@ -62,7 +75,7 @@ pub enum ChatError {
 /// ```
 #[derive(Debug)]
 pub struct ChatTemplate {
-    environment: Environment<'static>,
+    guarded: Guarded,
     bos: Option<String>,
     eos: Option<String>,
 }
@@ -71,20 +84,12 @@ impl ChatTemplate {
     /// Compiles `source`. `bos` and `eos` are literal token texts; a token that the model lacks is undefined in the template.
     ///
     /// # Errors
-    /// [`ChatError::Syntax`] with the line.
+    /// [`ChatError::Syntax`] with the line; [`ChatError::TooLong`] and [`ChatError::Unsupported`] for what is no chat template.
     pub fn new(source: &str, bos: Option<&str>, eos: Option<&str>) -> Result<Self, ChatError> {
-        let mut environment = Environment::new();
-        environment.set_trim_blocks(true);
-        environment.set_lstrip_blocks(true);
-        environment.set_fuel(Some(MAX_STEPS));
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.add_function("raise_exception", functions::raise_exception);
-        environment.add_filter("tojson", functions::to_json);
-        environment.add_template_owned(NAME, source.to_owned()).map_err(|error| {
-            let (line, detail) = place(&error);
-            ChatError::Syntax { line, detail }
-        })?;
-        Ok(Self { environment, bos: bos.map(str::to_owned), eos: eos.map(str::to_owned) })
+        let guarded = guard::guard(source)?;
+        let limits = Arc::new(Limits::new(0, guarded.longest_text_bytes));
+        on_own_stack(|| environment(&guarded.source, &limits).map(drop))?;
+        Ok(Self { guarded, bos: bos.map(str::to_owned), eos: eos.map(str::to_owned) })
     }
 
     /// The text of `messages`; with `add_generation_prompt`, up to where the assistant's turn begins.
@@ -121,15 +126,54 @@ impl ChatTemplate {
             tools => Value::from(()),
             documents => Value::from(()),
         };
-        let rendered = self.environment.get_template(NAME).and_then(|template| template.render(context));
-        rendered.map_err(|error| match functions::refusal(&error) {
-            Some(message) => ChatError::Refused { message: one_line(message) },
-            None => {
-                let (line, detail) = place(&error);
-                ChatError::Render { line, detail }
-            }
+        // A message is a map with two keys, besides its texts.
+        let given_bytes = messages.iter().map(|message| message.role.len() + message.content.len() + 128).sum();
+        let limits = Arc::new(Limits::new(given_bytes, self.guarded.longest_text_bytes));
+        on_own_stack(move || {
+            let environment = environment(&self.guarded.source, &limits)?;
+            let mut out = limits.output();
+            let rendered = environment
+                .get_template(NAME)
+                .and_then(|template| template.render_captured_to(context, &mut out).map(drop));
+            rendered.map_err(|error| match functions::refusal(&error) {
+                Some(message) => ChatError::Refused { message: one_line(message) },
+                None => {
+                    let (line, detail) = place(&error);
+                    ChatError::Render { line, detail }
+                }
+            })?;
+            // Only whole texts were written.
+            Ok(String::from_utf8_lossy(&out.bytes).into_owned())
         })
     }
+}
+
+/// The engine with the one template, compiled.
+fn environment<'s>(source: &'s str, limits: &Arc<Limits>) -> Result<Environment<'s>, ChatError> {
+    let mut environment = Environment::new();
+    environment.set_trim_blocks(true);
+    environment.set_lstrip_blocks(true);
+    limits.install(&mut environment);
+    environment.add_function("raise_exception", functions::raise_exception);
+    let limits = Arc::clone(limits);
+    environment.add_filter("tojson", move |value: Value, indent: Option<usize>, options: Kwargs| {
+        functions::to_json(&limits, &value, indent, &options)
+    });
+    environment.add_template(NAME, source).map_err(|error| {
+        let (line, detail) = place(&error);
+        ChatError::Syntax { line, detail }
+    })?;
+    Ok(environment)
+}
+
+/// Runs `work` in a thread whose stack has a known size: the engine recurses over a template and its values.
+fn on_own_stack<T: Send>(work: impl FnOnce() -> Result<T, ChatError> + Send) -> Result<T, ChatError> {
+    let failed = |detail: String| ChatError::Thread { detail };
+    thread::scope(|scope| {
+        let thread = thread::Builder::new().name("chat template".to_owned()).stack_size(STACK_BYTES);
+        let thread = thread.spawn_scoped(scope, work).map_err(|error| failed(error.to_string()))?;
+        thread.join().map_err(|_| failed("the template engine panicked".to_owned()))?
+    })
 }
 
 /// Line and description of an error.

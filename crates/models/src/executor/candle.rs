@@ -3,13 +3,18 @@
 //!
 //! Weights are dequantized to f32 once, products are candle's. Tensors are dropped by the program's release lists.
 
+mod experts;
+mod recurrent;
+
+use super::check::check_steps;
 use super::pass::{ExecError, LogitRows, Segment, dims};
+use crate::arch::LayerState;
 use crate::model::{Constant, Model};
 use candle_core::{D, DType, Device, IndexOp, Tensor};
 use plimsoll_linear::PackedWeight;
 use plimsoll_program::{
-    Activation, AttendSpec, ChainId, Condition, CostModel, Dims, FlushMeter, MemoryPlan, Op, PoolModel, Program,
-    RopeLayout, Rounding, Slot, SlotKind, Unary,
+    Activation, AttendSpec, ChainId, Condition, CostModel, DeltaOperands, Dims, FlushMeter, MemoryPlan, Op, PoolModel,
+    Program, RopeLayout, Rounding, Slot, SlotKind, Unary,
 };
 use std::sync::Arc;
 
@@ -29,10 +34,12 @@ pub struct CandleExecutor {
     flush: FlushMeter,
 }
 
-/// Keys and values of one sequence as tensors: `[kv_len, kv_heads, head_dim]` per layer.
+/// Keys and values of one sequence as tensors, `[kv_len, kv_heads, head_dim]` per layer, and its recurrent states.
 #[derive(Debug, Clone, Default)]
 pub struct CandleSequence {
     layers: Vec<Option<(Tensor, Tensor)>>,
+    /// By the state slot of their step.
+    states: Vec<Option<Tensor>>,
     len: usize,
 }
 
@@ -43,10 +50,11 @@ impl CandleSequence {
         self.len
     }
 
-    /// Bytes of keys and values, as tensors of f32.
+    /// Bytes of keys, values and recurrent states, as tensors of f32.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.layers.iter().flatten().map(|(k, v)| 4 * (k.elem_count() + v.elem_count()) as u64).sum()
+        let kv = self.layers.iter().flatten().map(|(k, v)| k.elem_count() + v.elem_count());
+        4 * kv.chain(self.states.iter().flatten().map(Tensor::elem_count)).sum::<usize>() as u64
     }
 
     /// Whether no token is held.
@@ -60,8 +68,9 @@ impl CandleExecutor {
     /// Dequantizes the model's weights to f32 on `device`.
     ///
     /// # Errors
-    /// [`ExecError::Candle`] if the device cannot hold them.
+    /// [`ExecError::Candle`] if the device cannot hold them, [`ExecError::Step`] if the program has a step that cannot run here.
     pub fn new(model: Arc<Model>, device: Device) -> Result<Self> {
+        check_steps(model.architecture())?;
         let program = &model.architecture().program;
         let mut constants = vec![None; program.slots().len()];
         for &slot in program.constants() {
@@ -112,6 +121,13 @@ impl CandleExecutor {
             let (start, len_tokens) = (segment.start, segment.sequence.len);
             let source = plimsoll_kvcache::Error::Gap { layer: 0, start, len_tokens };
             return Err(ExecError::Kv { layer: 0, source });
+        }
+        let recurrent = architecture.layers.iter().position(|layer| matches!(layer, LayerState::Recurrent(_)));
+        let goes_back = |segment: &&Segment<'_, CandleSequence>| (1..segment.sequence.len).contains(&segment.start);
+        if let (Some(layer), Some(segment)) = (recurrent, segments.iter().find(goes_back)) {
+            let (tokens, len_tokens) = (segment.start, segment.sequence.len);
+            let source = plimsoll_kvcache::Error::NeedsPrefill { layer, tokens, len_tokens, from: 0 };
+            return Err(ExecError::Kv { layer, source });
         }
         // Work on copies (tensors are shared, not copied): a fault leaves the sequences as they were.
         let mut kv: Vec<CandleSequence> = segments.iter().map(|segment| (*segment.sequence).clone()).collect();
@@ -298,6 +314,21 @@ impl Running<'_> {
                 self.set(*out, Tensor::full(*value, shape, self.device)?)
             }
             Op::Sum { x, out } => self.set(*out, self.get(*x)?.sum_all()?.reshape((1, 1))?),
+            Op::TopK { logits, spec, ids, weights } => self.top_k(*logits, spec, *ids, *weights),
+            Op::ExpertLinear { x, ids, weight, out } => self.expert_linear(*x, *ids, *weight, *out),
+            Op::CombineExperts { x, weights, out } => self.combine_experts(*x, *weights, *out),
+            Op::ScaleRows { x, factor, out } => self.set(*out, self.get(*x)?.broadcast_mul(&self.get(*factor)?)?),
+            Op::SelectColumns { x, offset, out } => {
+                let len = self.program.slot(*out).head_dim();
+                self.set(*out, self.heads(*x)?.narrow(2, *offset, len)?.contiguous()?)
+            }
+            Op::CausalConv { layer: _, x, weight, bias, state, out } => {
+                self.causal_conv(*x, *weight, *bias, *state, *out)
+            }
+            Op::GatedDelta { layer: _, q, k, v, decay, beta, order, state, out } => {
+                let operands = DeltaOperands { q: *q, k: *k, v: *v, decay: *decay, beta: *beta, order: *order };
+                self.gated_delta(operands, *state, *out)
+            }
             Op::If { condition, then_chain, else_chain } => {
                 let holds = match condition {
                     Condition::RowsAtMost(rows) => self.dims.rows <= *rows,
@@ -377,12 +408,22 @@ impl CostModel for CandleCost {
             Op::RmsNorm { x, .. } | Op::Rope { x, .. } => 3 * bytes(*x),
             Op::Glu { gate: x, .. } | Op::Unary { x, .. } | Op::Softcap { x, .. } => 2 * bytes(*x),
             Op::RopeTable { out, .. } => 2 * bytes(*out),
+            Op::TopK { logits, .. } => 3 * bytes(*logits),
+            // The weight of one expert at a time, made contiguous, and the products before they are joined.
+            Op::ExpertLinear { weight, out, .. } => {
+                bytes(*weight) / program.slot(*weight).shape[0].max(1) as u64 + bytes(*out)
+            }
+            Op::CombineExperts { x, .. } => bytes(*x),
+            Op::CausalConv { x, state, .. } => 3 * bytes(*x) + 2 * bytes(*state),
+            Op::GatedDelta { state, out, .. } => 4 * bytes(*state) + bytes(*out),
             Op::Linear { .. }
             | Op::Embed { .. }
             | Op::Add { .. }
             | Op::Mul { .. }
             | Op::Scale { .. }
             | Op::SelectRows { .. }
+            | Op::ScaleRows { .. }
+            | Op::SelectColumns { .. }
             | Op::Copy { .. }
             | Op::Fill { .. }
             | Op::Sum { .. }
@@ -488,5 +529,7 @@ fn unary(x: &Tensor, function: Unary) -> Result<Tensor> {
         Unary::Neg => x.neg()?,
         Unary::Square => x.sqr()?,
         Unary::Sqrt => x.sqrt()?,
+        // max(x, 0) + ln(1 + e^-|x|), which cannot overflow.
+        Unary::Softplus => (x.relu()? + (x.abs()?.neg()?.exp()? + 1.0)?.log()?)?,
     })
 }

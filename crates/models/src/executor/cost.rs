@@ -1,8 +1,15 @@
 //! What the CPU kernels of a step need beside its slots: the planner asks here, and so does the executor.
 
-use crate::model::WeightTypes;
+use crate::{
+    kernels::{
+        delta::DeltaShape,
+        experts::{self, ExpertShape},
+    },
+    model::WeightTypes,
+};
 use plimsoll_attention::{AttnShape, KvDtype, Route};
-use plimsoll_program::{CostModel, Dims, Op, Program, Slot};
+use plimsoll_linear::WeightType;
+use plimsoll_program::{CostModel, Dims, HeadOrder, Op, Program, Slot};
 use smallvec::SmallVec;
 
 /// Start-up settings of a CPU executor. Everything that decides a route is here or in a shape.
@@ -68,6 +75,17 @@ impl CostModel for CpuCost<'_> {
                     attn_shape(program, [*q, *k, *v], spec.window, self.settings.kv_dtype, dims.rows, dims.kv_len);
                 Route::for_shape(&shape, &self.settings.attention()).workspace_bytes(&shape)
             }
+            Op::TopK { logits, .. } => {
+                experts::top_k_scratch_bytes(program.slot(*logits).extent.width(), self.settings.threads)
+            }
+            // What the worst routing needs, so that shapes alone decide it.
+            Op::ExpertLinear { ids, weight, .. } => {
+                expert_shape(program, *ids, *weight, self.weight_types.of(*weight), dims)
+                    .scratch_bytes(self.settings.linear())
+            }
+            Op::GatedDelta { q, v, order, .. } => {
+                delta_shape(program, *q, *v, *order).scratch_bytes(self.settings.threads)
+            }
             Op::Embed { .. }
             | Op::RmsNorm { .. }
             | Op::RopeTable { .. }
@@ -82,6 +100,10 @@ impl CostModel for CpuCost<'_> {
             | Op::Copy { .. }
             | Op::Fill { .. }
             | Op::Sum { .. }
+            | Op::CombineExperts { .. }
+            | Op::ScaleRows { .. }
+            | Op::SelectColumns { .. }
+            | Op::CausalConv { .. }
             | Op::If { .. }
             | Op::Scan { .. } => 0,
         }
@@ -108,4 +130,29 @@ pub(crate) fn attn_shape(
         kv_dtype,
         window,
     }
+}
+
+/// The shape of an `ExpertLinear` step whose weights are stored as `weight_type`.
+pub(crate) fn expert_shape(
+    program: &Program,
+    ids: Slot,
+    weight: Slot,
+    weight_type: WeightType,
+    dims: &Dims,
+) -> ExpertShape {
+    let (chosen, stack) = (program.slot(ids).extent, &program.slot(weight).shape);
+    ExpertShape {
+        rows: chosen.rows(dims),
+        k: chosen.width(),
+        experts: stack[0],
+        in_features: stack[2],
+        out_features: stack[1],
+        weight_type,
+    }
+}
+
+/// The shape of a `GatedDelta` step over slots `q` and `v`.
+pub(crate) fn delta_shape(program: &Program, q: Slot, v: Slot, order: HeadOrder) -> DeltaShape {
+    let (q, v) = (program.slot(q), program.slot(v));
+    DeltaShape { key_heads: q.groups, head_dim: q.head_dim(), value_heads: v.groups, v_head_dim: v.head_dim(), order }
 }

@@ -1,6 +1,10 @@
 //! The CPU executor: slice kernels over one arena.
 
+mod recurrent;
+mod routed;
+
 use super::{
+    check::check_steps,
     cost::{CpuCost, CpuSettings, attn_shape},
     observer::{StepEvent, StepObserver},
     pass::{ExecError, LogitRows, Segment, dims},
@@ -15,7 +19,8 @@ use plimsoll_kvcache::BlockTable;
 use plimsoll_linear::PackedWeight;
 use plimsoll_prefill::CancelToken;
 use plimsoll_program::{
-    ArenaLayout, ChainId, Condition, DType, Dims, LinearPart, MemoryPlan, Op, Planner, Program, Slot, SlotKind, Step,
+    ArenaLayout, ChainId, Condition, DType, DeltaOperands, Dims, LinearPart, MemoryPlan, Op, Planner, Program, Slot,
+    SlotKind, Step,
 };
 use smallvec::SmallVec;
 use std::{ops::Range, sync::Arc};
@@ -72,7 +77,7 @@ impl CpuExecutor {
     /// # Errors
     /// [`ExecError::Threads`] if the threads cannot be started, [`ExecError::Step`] if the program has a step that cannot run here.
     pub fn new(model: Arc<Model>, settings: CpuSettings) -> Result<Self, ExecError> {
-        check_steps(&model.architecture().program)?;
+        check_steps(model.architecture())?;
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(settings.threads)
             .thread_name(|index| format!("plimsoll-{index}"))
@@ -436,6 +441,18 @@ impl<O: StepObserver> Running<'_, '_, O> {
                 let ([x], [out]) = self.arena.borrow(ranges.0, ranges.1);
                 cast_slice_mut::<u8, f32>(out)[0] = elementwise::sum(cast_slice(x));
             }
+            Op::TopK { logits, spec, ids, weights } => self.top_k(step, *logits, spec, [*ids, *weights]),
+            Op::ExpertLinear { x, ids, weight, out } => self.expert_linear(step, *x, *ids, *weight, *out),
+            Op::CombineExperts { x, weights, out } => self.combine_experts(*x, *weights, *out),
+            Op::ScaleRows { x, factor, out } => self.scale_rows(*x, *factor, *out),
+            Op::SelectColumns { x, offset, out } => self.select_columns(*x, *offset, *out),
+            Op::CausalConv { layer, x, weight, bias, state, out } => {
+                self.causal_conv(*layer, *x, (*weight, *bias), *state, *out)?;
+            }
+            Op::GatedDelta { layer, q, k, v, decay, beta, order, state, out } => {
+                let operands = DeltaOperands { q: *q, k: *k, v: *v, decay: *decay, beta: *beta, order: *order };
+                self.gated_delta(step, *layer, operands, *state, *out)?;
+            }
             Op::If { condition, then_chain, else_chain } => {
                 let holds = match condition {
                     Condition::RowsAtMost(rows) => self.dims.rows <= *rows,
@@ -537,35 +554,6 @@ impl<O: StepObserver> Running<'_, '_, O> {
         }
         Ok(())
     }
-}
-
-/// Refuses what the arena cannot run: state other than KV, and attention inside of a scan, whose body sees one row at a time.
-fn check_steps(program: &Program) -> Result<(), ExecError> {
-    for chain in 0..program.chains().len() {
-        for step in program.chains()[chain].steps() {
-            let attends = matches!(step.op, Op::Attend { .. });
-            let mut reason = None;
-            step.op.visit(|slot, _| {
-                if !attends && program.slot(program.root(slot).0).kind == SlotKind::State {
-                    reason = Some("state other than keys and values is not kept by this executor");
-                }
-            });
-            if attends && in_scan(program, step) {
-                reason = Some("attention inside of a scan has no rows to append");
-            }
-            if let Some(reason) = reason {
-                return Err(ExecError::Step { step: step.id.index(), op: step.op.name(), reason });
-            }
-        }
-    }
-    Ok(())
-}
-
-fn in_scan(program: &Program, step: &Step) -> bool {
-    std::iter::successors(program.parent(program.position(step.id).0), |&parent| {
-        program.parent(program.position(parent).0)
-    })
-    .any(|parent| matches!(program.step(parent).op, Op::Scan { .. }))
 }
 
 fn as_u32(index: usize) -> u32 {

@@ -1,6 +1,6 @@
 //! Functions of one element, sums and products of two: in place, on the left operand.
 
-use super::for_rows;
+use super::{for_rows, softplus::softplus};
 use plimsoll_attention::{Isa, math};
 use plimsoll_program::{Activation, Unary};
 
@@ -18,6 +18,7 @@ pub(crate) fn unary(x: &mut [f32], function: Unary, isa: Isa, threads: usize) {
         Unary::Neg => each(x, |x| -x),
         Unary::Square => each(x, |x| x * x),
         Unary::Sqrt => each(x, f32::sqrt),
+        Unary::Softplus => each(x, softplus),
     });
 }
 

@@ -5,9 +5,14 @@
 //! the same bits.
 
 pub(crate) mod arena;
+pub(crate) mod columns;
+pub(crate) mod conv;
+pub(crate) mod delta;
 pub(crate) mod elementwise;
+pub(crate) mod experts;
 pub(crate) mod norm;
 pub(crate) mod rope;
+pub(crate) mod softplus;
 
 use rayon::prelude::*;
 

@@ -3,9 +3,12 @@
 use super::mlp::LinearWeights;
 use crate::{
     arch::Sizes,
-    checkpoint::weights::{Bias, Weights},
+    checkpoint::{
+        source::Rows,
+        weights::{Bias, Weights},
+    },
 };
-use plimsoll_program::{AttendSpec, DType, Extent, ProgramBuilder, RopeLayout, Slot};
+use plimsoll_program::{Activation, AttendSpec, DType, Extent, ProgramBuilder, RopeLayout, Slot};
 
 /// Weights of one attention block.
 #[derive(Debug, Clone, Copy)]
@@ -18,6 +21,8 @@ pub(crate) struct AttentionWeights {
     pub(crate) q_norm: Option<Slot>,
     /// As `q_norm`, of k.
     pub(crate) k_norm: Option<Slot>,
+    /// What the result is multiplied by the sigmoid of, `[heads * head_dim, hidden_size]`.
+    pub(crate) gate: Option<LinearWeights>,
 }
 
 /// Which optional weights an attention block has.
@@ -27,6 +32,8 @@ pub(crate) struct AttentionParts {
     pub(crate) output_bias: Bias,
     /// Norms of q and k, one weight for all heads.
     pub(crate) head_norms: bool,
+    /// A gate of the result, in one tensor with q: the rows of each head's query before those of its gate.
+    pub(crate) gated: bool,
 }
 
 /// How one attention block computes.
@@ -71,13 +78,23 @@ impl AttentionWeights {
     ) -> Self {
         let (hidden, q_width, kv_width) = (sizes.hidden_size, sizes.q_width(), sizes.kv_width());
         let name = |part: &str| format!("blk.{layer}.{part}");
-        let q = w.linear(b, &name("attn_q"), [q_width, hidden], parts.qkv_bias);
+        let (q, gate) = if parts.gated {
+            let stored = w.stored_name(&name("attn_q.weight"));
+            let stored = stored.strip_suffix(".weight").unwrap_or(&stored);
+            let mut half = |stem: &str, start: usize| {
+                let rows = Rows::Groups { group_rows: 2 * sizes.head_dim, start, len: sizes.head_dim };
+                w.linear_rows(b, &name(stem), [q_width, hidden], (stored, 2 * q_width, rows), parts.qkv_bias)
+            };
+            (half("attn_q", 0), Some(half("attn_q_gate", sizes.head_dim)))
+        } else {
+            (w.linear(b, &name("attn_q"), [q_width, hidden], parts.qkv_bias), None)
+        };
         let k = w.linear(b, &name("attn_k"), [kv_width, hidden], parts.qkv_bias);
         let v = w.linear(b, &name("attn_v"), [kv_width, hidden], parts.qkv_bias);
         let o = w.linear(b, &name("attn_output"), [hidden, q_width], parts.output_bias);
         let mut norm =
             |part: &str| parts.head_norms.then(|| w.norm(b, &name(&format!("{part}.weight")), sizes.head_dim));
-        Self { q, k, v, o, q_norm: norm("attn_q_norm"), k_norm: norm("attn_k_norm") }
+        Self { q, k, v, o, q_norm: norm("attn_q_norm"), k_norm: norm("attn_k_norm"), gate }
     }
 }
 
@@ -91,7 +108,10 @@ pub(crate) fn attention(
     w: &AttentionWeights,
     spec: &AttentionSpec,
 ) -> Slot {
-    let qkv = b.linear_many(x, &[(w.q.weight, w.q.bias), (w.k.weight, w.k.bias), (w.v.weight, w.v.bias)]);
+    let mut projections = vec![w.q, w.k, w.v];
+    projections.extend(w.gate);
+    let projections: Vec<_> = projections.into_iter().map(|linear| (linear.weight, linear.bias)).collect();
+    let qkv = b.linear_many(x, &projections);
     let rotated = |b: &mut ProgramBuilder, x: Slot, heads: usize, norm: Option<Slot>| {
         let x = b.split_heads(x, heads); // [rows, heads, head_dim]
         let x = match norm {
@@ -107,5 +127,9 @@ pub(crate) fn attention(
     let kv = b.state(format!("blk.{layer}.kv"), Extent::Fixed(0), DType::F32);
     let out = b.attend(layer, q, k, v, kv, attend); // [rows, heads, head_dim]
     let out = b.merge_heads(out); // [rows, heads * head_dim]
+    let out = match qkv.get(3) {
+        Some(&gate) => b.glu_assign(gate, out, Activation::Sigmoid),
+        None => out,
+    };
     w.o.apply(b, out)
 }

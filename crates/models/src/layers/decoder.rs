@@ -3,6 +3,7 @@
 use super::{
     attention::{AttentionParts, AttentionSpec, AttentionWeights, attention},
     mlp::{MlpWeights, gated_mlp},
+    moe::{MoeWeights, config::MoeConfig, moe},
     rope::Rope,
 };
 use crate::{
@@ -118,6 +119,24 @@ impl<'c> Decoder<'c> {
         let (hidden, ffn) = (self.sizes.hidden_size, self.sizes.intermediate_size);
         let w = MlpWeights::declare(&mut self.b, &mut self.weights, layer, [hidden, ffn], bias);
         gated_mlp(&mut self.b, x, &w, activation)
+    }
+
+    /// Declares and records a feed-forward block of experts. `x`: `[rows, hidden_size]`, same shape out.
+    ///
+    /// # Errors
+    /// [`ModelError`] if the router is missing or has another shape: before as many matrices are looked for as the settings say.
+    pub(crate) fn experts(
+        &mut self,
+        layer: usize,
+        x: Slot,
+        cfg: &MoeConfig,
+        activation: Activation,
+    ) -> Result<Slot, ModelError> {
+        let hidden_size = self.sizes.hidden_size;
+        let router = self.weights.stored_name(&format!("blk.{layer}.ffn_gate_inp.weight"));
+        self.weights.checkpoint().tensor(&router)?.expect_shape(&[cfg.num_experts, hidden_size])?;
+        let w = MoeWeights::declare(&mut self.b, &mut self.weights, layer, hidden_size, cfg);
+        Ok(moe(&mut self.b, x, &w, cfg.route(), activation))
     }
 
     /// Records the RMS norm `blk.<layer>.<part>.weight` of the hidden size. Same shape out, in memory of its own.

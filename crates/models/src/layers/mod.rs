@@ -2,6 +2,8 @@
 
 pub(crate) mod attention;
 pub(crate) mod decoder;
+pub(crate) mod delta_net;
 pub(crate) mod mlp;
+pub(crate) mod moe;
 pub(crate) mod rope;
 pub(crate) mod windows;

@@ -5,19 +5,44 @@ use regex_syntax::hir::{Class as HirClass, HirKind};
 /// What pre-tokenizers ask of a character. Unicode general categories, except that white space is the property `White_Space`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Class {
-    /// `\p{L}`
-    Letter,
+    /// `[\p{Lu}\p{Lt}]`
+    Upper,
+    /// `\p{Ll}`
+    Lower,
+    /// `[\p{Lm}\p{Lo}]`: letters without case.
+    Caseless,
+    /// `\p{M}`
+    Mark,
     /// `\p{N}`
     Number,
     /// `\s`
     Space,
     /// `\p{P}`
     Punctuation,
-    /// Marks, symbols, controls, unassigned code points.
+    /// `\p{S}`
+    Symbol,
+    /// Controls, private and unassigned code points.
     Other,
 }
 
-/// Classes of all characters as sorted ranges (about 1,100), with a table for ASCII.
+impl Class {
+    /// `\p{L}`
+    pub(super) const fn is_letter(self) -> bool {
+        matches!(self, Self::Upper | Self::Lower | Self::Caseless)
+    }
+
+    /// `[\p{L}\p{M}]`
+    pub(super) const fn is_letter_or_mark(self) -> bool {
+        self.is_letter() || matches!(self, Self::Mark)
+    }
+
+    /// `[^\s\p{L}\p{N}]`
+    pub(super) const fn is_sign(self) -> bool {
+        matches!(self, Self::Mark | Self::Punctuation | Self::Symbol | Self::Other)
+    }
+}
+
+/// Classes of all characters as sorted ranges (about 2,500), with a table for ASCII.
 ///
 /// The data are `regex-syntax`'s, so that a class means here what it means in the regular expressions of the regex crates.
 #[derive(Debug)]
@@ -29,14 +54,18 @@ pub(super) struct Classes {
 impl Classes {
     pub(super) fn new() -> Self {
         let patterns = [
-            (r"\p{L}", Class::Letter),
+            (r"[\p{Lu}\p{Lt}]", Class::Upper),
+            (r"\p{Ll}", Class::Lower),
+            (r"[\p{Lm}\p{Lo}]", Class::Caseless),
+            (r"\p{M}", Class::Mark),
             (r"\p{N}", Class::Number),
             (r"\s", Class::Space),
             (r"\p{P}", Class::Punctuation),
+            (r"\p{S}", Class::Symbol),
         ];
         let mut ranges = Vec::new();
         for (pattern, class) in patterns {
-            let hir = regex_syntax::parse(pattern).expect("the four patterns are valid");
+            let hir = regex_syntax::parse(pattern).expect("the patterns are valid");
             let HirKind::Class(HirClass::Unicode(set)) = hir.kind() else {
                 unreachable!("{pattern} is a Unicode class");
             };
@@ -82,12 +111,21 @@ mod tests {
             }
         }
         assert_eq!(
-            [classes.of('é'), classes.of('٣'), classes.of('½'), classes.of('\u{3000}')],
-            [Class::Letter, Class::Number, Class::Number, Class::Space]
+            ['é', 'É', 'ǅ', 'ª', '的', '٣', '½', '\u{3000}'].map(|c| classes.of(c)),
+            [
+                Class::Lower,
+                Class::Upper,
+                Class::Upper,
+                Class::Caseless,
+                Class::Caseless,
+                Class::Number,
+                Class::Number,
+                Class::Space
+            ]
         );
         assert_eq!(
-            [classes.of('。'), classes.of('+'), classes.of('\u{301}'), classes.of('😀')],
-            [Class::Punctuation, Class::Other, Class::Other, Class::Other]
+            ['。', '+', '\u{301}', '😀', '\0'].map(|c| classes.of(c)),
+            [Class::Punctuation, Class::Symbol, Class::Mark, Class::Symbol, Class::Other]
         );
     }
 }

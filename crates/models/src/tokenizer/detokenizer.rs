@@ -20,15 +20,22 @@ pub enum SkipSpecial {
 #[derive(Debug)]
 pub struct Detokenizer {
     skip_special: SkipSpecial,
+    /// Whether no token has given bytes yet.
+    at_start: bool,
     /// The start of a character, at most 3 bytes between pushes.
     pending: Vec<u8>,
     text: String,
 }
 
 impl Detokenizer {
-    /// A decoder at the start of a text.
+    /// A decoder at the start of a text: of the answer in a chat, where a space that only the tokenizer put in front is left out.
     pub const fn new(skip_special: SkipSpecial) -> Self {
-        Self { skip_special, pending: Vec::new(), text: String::new() }
+        Self { skip_special, at_start: true, pending: Vec::new(), text: String::new() }
+    }
+
+    /// A decoder in the middle of a text, for what continues a prompt: the space before its first word belongs to it.
+    pub const fn continuing(skip_special: SkipSpecial) -> Self {
+        Self { skip_special, at_start: false, pending: Vec::new(), text: String::new() }
     }
 
     /// Takes the next token and returns the text that has become certain, often empty.
@@ -36,9 +43,13 @@ impl Detokenizer {
     /// # Errors
     /// [`TokenizerError::UnknownId`] if `id` is past the vocabulary; the state is then unchanged.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<&str, TokenizerError> {
-        let bytes = tokenizer.token_bytes(id)?;
+        let mut bytes = tokenizer.token_bytes(id)?;
         self.text.clear();
         if self.skip_special == SkipSpecial::No || !tokenizer.is_special(id) {
+            if self.at_start && !bytes.is_empty() {
+                self.at_start = false;
+                bytes = tokenizer.without_added_space(bytes);
+            }
             self.pending.extend_from_slice(bytes);
             let rest = move_certain(&self.pending, &mut self.text);
             self.pending.drain(..self.pending.len() - rest);
@@ -46,13 +57,14 @@ impl Detokenizer {
         Ok(&self.text)
     }
 
-    /// Ends the text: an unfinished character becomes U+FFFD. The decoder is then at the start of a text again.
+    /// Ends the text: an unfinished character becomes U+FFFD. The decoder is then at the start of a text.
     pub fn flush(&mut self) -> &str {
         self.text.clear();
         if !self.pending.is_empty() {
             self.text.push(char::REPLACEMENT_CHARACTER);
             self.pending.clear();
         }
+        self.at_start = true;
         &self.text
     }
 }

@@ -7,8 +7,8 @@ use super::pre::PreTokenizer;
 #[expect(missing_docs, reason = "field names say what they hold")]
 #[non_exhaustive]
 pub enum TokenizerError {
-    /// `tokenizer.ggml.model` names a family that is not byte-level BPE.
-    #[error("tokenizer model \"{model}\" is not supported; supported: gpt2")]
+    /// `tokenizer.ggml.model` names a family that is neither byte-level nor SentencePiece BPE.
+    #[error("tokenizer model \"{model}\" is not supported; supported: gpt2, llama")]
     UnknownModel { model: String },
     /// `tokenizer.ggml.pre` is absent. Guessing would give other ids than the model was trained on.
     #[error("the tokenizer names no pre-tokenizer; supported: {}", PreTokenizer::names())]
@@ -28,6 +28,12 @@ pub enum TokenizerError {
     /// A token type that GGUF does not define.
     #[error("token {id} has unknown type {value}; GGUF defines 1 to 6")]
     UnknownTokenType { id: u32, value: i32 },
+    /// `tokenizer.ggml.scores` has another length than the vocabulary.
+    #[error("{scores} token scores for {tokens} tokens")]
+    ScoreCount { scores: usize, tokens: usize },
+    /// A score that cannot be compared.
+    #[error("the score of token {id} of {tokens} is not a number")]
+    NanScore { id: usize, tokens: usize },
     /// A merge is not two token texts with a space between.
     #[error("merge {rank} (\"{merge}\") is not two tokens separated by one space")]
     MergeSyntax { rank: usize, merge: String },
@@ -46,4 +52,15 @@ pub enum TokenizerError {
     /// The special tokens could not be compiled into a matcher.
     #[error("the special tokens cannot be searched for")]
     SpecialTokens { special_tokens: usize },
+    /// `tokenizer.json` is not what it should be.
+    #[error("tokenizer.json: {detail}")]
+    Json { detail: String },
+    /// `tokenizer.json` writes text in a way that is not known here.
+    #[error(
+        "tokenizer.json: decoder {found} is not supported; supported: ByteLevel, Metaspace, and sequences of Replace, ByteFallback, Fuse, Strip"
+    )]
+    UnknownDecoder { found: String },
+    /// A tokenizer that is not one of ours gave up.
+    #[error("the tokenizer cannot encode the text: {detail}")]
+    Foreign { detail: String },
 }

@@ -104,3 +104,179 @@ fn python_methods_loop_controls_and_json_are_there() {
     check("  {% if true %}\nx\n{% endif %}\n", "x\n");
     check("{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}", "2");
 }
+
+#[derive(serde::Deserialize)]
+struct Golden {
+    templates: Vec<Template>,
+    cases: Vec<Case>,
+}
+
+#[derive(serde::Deserialize)]
+struct Template {
+    model: String,
+    template: String,
+    bos_token: Option<String>,
+    eos_token: Option<String>,
+}
+
+#[derive(serde::Deserialize)]
+struct Case {
+    model: String,
+    messages: Vec<Message>,
+    add_generation_prompt: bool,
+    text: Option<String>,
+}
+
+#[test]
+fn templates_of_real_models_give_what_transformers_gives() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/chat/case.json");
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let golden: Golden = serde_json::from_str(&text).unwrap();
+    assert!(golden.cases.len() >= 60, "{} cases", golden.cases.len());
+    for Template { model, template, bos_token, eos_token } in &golden.templates {
+        let template = ChatTemplate::new(template, bos_token.as_deref(), eos_token.as_deref()).unwrap();
+        for case in golden.cases.iter().filter(|case| case.model == *model) {
+            let got = template.render(&case.messages, case.add_generation_prompt);
+            match &case.text {
+                Some(want) => assert_eq!(got.as_ref(), Ok(want), "{model}, {:?}", case.messages),
+                None => assert!(got.is_err(), "{model}, {:?}: {got:?}", case.messages),
+            }
+        }
+    }
+}
+
+/// Each must end in one line within seconds, where the test's own time counts, too: the machine may be busy.
+fn check_refused(source: &str, want: &str) {
+    let start = std::time::Instant::now();
+    let error = render(source, &[message("user", "hello")]).expect_err(&source.chars().take(200).collect::<String>());
+    let text = error.to_string();
+    assert!(
+        text.contains(want),
+        "{text:?} should say {want:?}; template {:?}",
+        source.chars().take(200).collect::<String>()
+    );
+    assert!(!text.contains('\n') && text.len() < 500, "{text}");
+    assert!(start.elapsed().as_secs() < 10, "{:?} for {text}", start.elapsed());
+}
+
+#[test]
+fn templates_that_would_take_all_memory_are_ended() {
+    let grow = |step: &str| {
+        format!("{{% set ns = namespace(s='ab', l=[1]) %}}{{% for i in range(99999) %}}{step}{{% endfor %}}")
+    };
+    check_refused(&grow("{% set ns.s = ns.s ~ ns.s %}"), "are allowed");
+    check_refused(&grow("{% set ns.s = ns.s + ns.s %}"), "are allowed");
+    check_refused(&grow("{% set ns.s = [ns.s, ns.s] | join %}"), "are allowed");
+    check_refused(&grow("{% set ns.s = ns.s.replace('a', ns.s) %}"), "are allowed");
+    check_refused(&grow("{% set ns.s = ns.s | replace('a', ns.s) %}"), "are allowed");
+    check_refused(&grow("{% set ns.s = ns.s.join([ns.s, ns.s, ns.s]) %}"), "are allowed");
+    check_refused(&grow("{% set ns.s = ns.s | tojson | tojson %}"), "are written");
+    check_refused(&grow("{% set x %}{{ ns.s }}{{ ns.s }}{% endset %}{% set ns.s = x %}"), "are allowed");
+    check_refused(&grow("{{ 'x' ~ ns.s }}{% set ns.s = ns.s ~ ns.s %}"), "are allowed");
+    // The number of elements or, on a busy machine, the time ends this one.
+    check_refused(&grow("{% set ns.l = ns.l + ns.l %}"), "");
+    check_refused("{% macro m(x) %}{{ m(x ~ x) }}{% endmacro %}{{ m('a') }}", "");
+    check_refused(&"{% for x in [x ~ x] %}".repeat(140), "");
+    check_refused(&format!("{{% for i in range(99999) %}}{}{{% endfor %}}", "long text ".repeat(1000)), "");
+    check_refused(
+        &format!("{{% set x %}}{{% for i in range(99999) %}}{}{{% endfor %}}{{% endset %}}", "t".repeat(100_000)),
+        "",
+    );
+    check_refused("{{ 'a' * 100000000 }}", "multiplication");
+    check_refused("{{ '%1000000000d' | format(1) }}", "format");
+    check_refused("{{ '{:1000000000}'.format(1) }}", "format");
+    check_refused("{{ 'a' | indent(1000000000) }}", "indent");
+}
+
+#[test]
+fn templates_that_would_never_end_are_ended() {
+    let three = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}{% endfor %}";
+    check_refused(three, "");
+    assert_eq!(render("{{ 'abc'.count('') }} {{ 'abcabc'.count('bc') }}", &[]).unwrap(), "4 2");
+    let slow = "{% set s = messages[0].content %}{% for i in range(60000) %}{% if s ~ s ~ s ~ s ~ s == s %}x{% endif %}{% endfor %}";
+    let long = [message("user", &"x".repeat(1 << 20))];
+    let error = render(slow, &long).unwrap_err();
+    assert!(error.to_string().contains("too long"), "{error}");
+}
+
+#[test]
+fn templates_that_would_overflow_the_stack_are_refused() {
+    let nested =
+        |open: &str, close: &str, times: usize| format!("{{{{ {}1{} }}}}", open.repeat(times), close.repeat(times));
+    for times in [150, 390, 5000, 60_000] {
+        check_refused(&nested("(", ")", times), "");
+        check_refused(&nested("[", "]", times), "");
+        check_refused(&nested("{'a': ", "}", times), "");
+        check_refused(&nested("f(", ")", times), "");
+    }
+    for times in [1000, 60_000] {
+        check_refused(&format!("{{{{ {}1 }}}}", "not ".repeat(times)), "400 words");
+        check_refused(&format!("{{{{ {}1 }}}}", "-".repeat(times)), "400 words");
+        check_refused(&format!("{{{{ a{} }}}}", ".a".repeat(times)), "400 words");
+        check_refused(&format!("{{{{ a{} }}}}", "|e".repeat(times)), "400 words");
+        check_refused(&format!("{{{{ 1{} }}}}", "+1".repeat(times)), "400 words");
+    }
+    check_refused(&format!("{{% if a %}}{}{{% endif %}}", "{% elif a %}".repeat(1000)), "elif");
+    check_refused(&"{% if a %}".repeat(5000), "");
+    check_refused(&"{% for a in b %}".repeat(5000), "");
+    check_refused(
+        "{% set ns = namespace(x=1) %}{% for i in range(99999) %}{% set ns.x = [ns.x] %}{% endfor %}",
+        "deep",
+    );
+    check_refused(
+        "{% set ns = namespace(x=1) %}{% for i in range(99999) %}{% set ns.x = {'a': ns.x} %}{% endfor %}",
+        "deep",
+    );
+    check_refused("{% set ns = namespace(x=1) %}{% set ns.x = ns %}{{ ns }}", "deep");
+    check_refused("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "");
+    check_refused(&"x".repeat(300_000), "at most 262144");
+}
+
+#[test]
+fn the_deepest_that_is_let_through_fits_the_stack() {
+    // Just below the limits: whatever comes of it, the process lives.
+    let below = |text: &str, times: usize| text.repeat(times);
+    let _ = render(&format!("{{{{ {}1 }}}}", below("not ", 398)), &[]);
+    let _ = render(&format!("{{{{ {}1 }}}}", below("-", 398)), &[]);
+    let _ = render(&format!("{{{{ a{} }}}}", below(".a", 198)), &[]);
+    let _ = render(&format!("{{{{ 1{} }}}}", below("+1", 198)), &[]);
+    let _ = render(&format!("{{{{ {}1{} }}}}", below("[", 70), below("]", 70)), &[]);
+    let elifs = format!("{{% if a %}}{}{{% endif %}}", below("{% elif a %}", 399));
+    assert_eq!(render(&elifs, &[]).unwrap(), "");
+    let ifs = format!("{}x{}", below("{% if true %}", 100), below("{% endif %}", 100));
+    assert_eq!(render(&ifs, &[]).unwrap(), "x");
+    let kept = below("{% set ns.x = [ns.x] %}", 60);
+    let deep = format!("{{% set ns = namespace(x=1) %}}{kept}{{{{ ns.x | tojson }}}}{{{{ ns.x == ns.x }}}}");
+    assert!(render(&deep, &[]).is_ok());
+}
+
+#[test]
+fn checks_change_no_text() {
+    let check =
+        |source: &str, want: &str| assert_eq!(render(source, &[message("user", "u")]).unwrap(), want, "{source}");
+    check("a\n{% set x = 1 %}\nb {%- set y = 2 -%} c\n{{ x }}{{ y }}", "a\nbc\n12");
+    check("{%- for m in messages -%}\n {{ m.role }}\n{%- endfor -%}\n!", "user!");
+    check("{% set a, b = [1, 2] %}{{ a }}{{ b }}{% set x -%} t {%- endset %}{{ x }}", "12t");
+    check("{% macro m(a, b='x,)') %}\n{{ a }}{{ b }}{% endmacro %}{{ m('1') }}|{{ m('1', b=2) }}", "1x,)|12");
+    check(
+        "{% raw %}{{ x }}{% set %}{% endraw %}{# {% set #}{{ '}}' }}{{ {'a': {'b': 1}}.a.b }}",
+        "{{ x }}{% set %}}}1",
+    );
+    check("{% for k, v in {'a': 1}.items() %}{{ k }}{{ v }}{% endfor %}", "a1");
+    check("{% generation %}x{% endgeneration %}", "x");
+    check(
+        "{{ ', '.join(['a', 'b']) }} {{ 'a-b'.split('-') | join('+') }} {{ 'aXbX'.replace('X', '.', 1) }}",
+        "a, b a+b a.bX",
+    );
+}
+
+#[test]
+fn long_conversations_are_no_hostile_ones() {
+    let source = "{% set messages = messages[1:] %}{% set ns = namespace(n=0, last='') %}{% for m in messages %}\
+        {% set content = m.content %}{% if loop.last %}{% set ns.last = content %}{% endif %}{% set ns.n = ns.n + 1 %}\
+        {{ '<' + m.role + '>' + content | trim + '\n' }}{% endfor %}{{ ns.n }} {{ ns.last }}";
+    let many: Vec<Message> = (0..5000).map(|i| message("user", &i.to_string())).collect();
+    assert!(render(source, &many).unwrap().ends_with("<user>4999\n4999 4999"));
+    let long = [message("user", "a"), message("user", &"x".repeat(8 << 20))];
+    assert_eq!(render(source, &long).unwrap().len(), 2 * (8 << 20) + "<user>\n1 ".len());
+}

@@ -4,5 +4,7 @@ mod architectures;
 mod chat;
 mod folder;
 mod gguf;
+mod real_tokenizers;
 mod sampler;
+mod text_folder;
 mod tokenizer;

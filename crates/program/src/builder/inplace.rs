@@ -149,7 +149,13 @@ impl ProgramBuilder {
     }
 
     /// The result slot of an operation that gives one value like `x`. In place, `x` becomes stale.
-    fn destination(&mut self, op: &'static str, dest: Dest, x: Value, others: &[Value]) -> Result<Slot, Reject> {
+    pub(super) fn destination(
+        &mut self,
+        op: &'static str,
+        dest: Dest,
+        x: Value,
+        others: &[Value],
+    ) -> Result<Slot, Reject> {
         let chain = self.chain();
         match dest {
             Dest::Fresh => Ok(self.temporary(op, chain, x.extent, x.dtype, x.groups)),

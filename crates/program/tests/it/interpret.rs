@@ -2,7 +2,10 @@
 //!
 //! All element types are held as `f32`, which has their size for the types the tests use.
 
-use plimsoll_program::{Activation, ArenaLayout, ChainId, Condition, Dims, Extent, Op, Program, Slot, Step, Unary};
+use plimsoll_program::{
+    Activation, ArenaLayout, ChainId, Condition, Dims, Extent, HeadOrder, Op, Program, RouteSpec, Scoring, Slot, Step,
+    Unary,
+};
 
 /// Marks arena memory that holds no value.
 pub(crate) const POISON: u32 = 0x7fc0_dead;
@@ -10,19 +13,79 @@ pub(crate) const POISON: u32 = 0x7fc0_dead;
 /// Arithmetic of one operation, apart from where its values lie.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Arith {
-    Fill { value: f32, extent: Extent },
+    Fill {
+        value: f32,
+        extent: Extent,
+    },
     Unary(Unary),
     Add,
     Mul,
     Scale(f32),
     Softcap(f32),
     Glu(Activation),
-    Linear { in_features: usize, bias: bool },
-    RmsNorm { eps: f32, head_dim: usize },
-    Select { width: usize },
+    Linear {
+        in_features: usize,
+        bias: bool,
+    },
+    RmsNorm {
+        eps: f32,
+        head_dim: usize,
+    },
+    Select {
+        width: usize,
+    },
     Sum,
     Copy,
-    Slice { offset: usize, len: usize },
+    Slice {
+        offset: usize,
+        len: usize,
+    },
+    /// The chosen experts, or their weights.
+    TopK {
+        spec: RouteSpec,
+        experts: usize,
+        part: Part,
+    },
+    /// Of `x`, the chosen experts and all weights `[experts, out_features, in_features]`.
+    Experts {
+        k: usize,
+        out_features: usize,
+        in_features: usize,
+    },
+    Combine {
+        k: usize,
+    },
+    ScaleRows {
+        width: usize,
+    },
+    Columns {
+        head_dim: usize,
+        offset: usize,
+        len: usize,
+    },
+    /// Of `x`, weight, state and perhaps a bias.
+    Conv {
+        channels: usize,
+        part: Part,
+    },
+    /// Of q, k, v, decay, beta and state.
+    Delta {
+        key_heads: usize,
+        head_dim: usize,
+        value_heads: usize,
+        v_head_dim: usize,
+        order: HeadOrder,
+        part: Part,
+    },
+}
+
+/// One of two results.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// Experts, or the state after the last row.
+    First,
+    /// Weights of experts, or the rows.
+    Second,
 }
 
 impl Arith {
@@ -67,8 +130,88 @@ impl Arith {
             Self::Sum => vec![args[0].iter().sum()],
             Self::Copy => args[0].to_vec(),
             Self::Slice { offset, len } => args[0][offset..offset + len].to_vec(),
+            Self::TopK { spec, experts, part } => {
+                args[0].chunks(experts).flat_map(|logits| top_k(logits, spec, part)).collect()
+            }
+            Self::Experts { k, out_features, in_features } => {
+                let mut out = Vec::new();
+                for (pair, &id) in args[1].iter().enumerate() {
+                    let shared = args[0].len() * k == args[1].len() * in_features;
+                    let x = &args[0][in_features * if shared { pair / k } else { pair }..][..in_features];
+                    let weight = &args[2][id as usize * out_features * in_features..][..out_features * in_features];
+                    out.extend(weight.chunks(in_features).map(|w| x.iter().zip(w).map(|(x, w)| x * w).sum::<f32>()));
+                }
+                out
+            }
+            Self::Combine { k } => {
+                let rows = args[1].len() / k;
+                let width = args[0].len() / args[1].len().max(1);
+                let term = |row: usize, j: usize, i: usize| args[1][row * k + j] * args[0][(row * k + j) * width + i];
+                let sum = |row: usize, i: usize| (1..k).fold(term(row, 0, i), |sum, j| sum + term(row, j, i));
+                (0..rows).flat_map(|row| (0..width).map(move |i| (row, i))).map(|(row, i)| sum(row, i)).collect()
+            }
+            Self::ScaleRows { width } => args[0].iter().enumerate().map(|(i, &x)| x * args[1][i / width]).collect(),
+            Self::Columns { head_dim, offset, len } => {
+                args[0].chunks(head_dim).flat_map(|head| &head[offset..offset + len]).copied().collect()
+            }
+            Self::Conv { channels, part } => {
+                let kernel = args[1].len() / channels;
+                let rows: Vec<f32> = args[2].iter().chain(args[0]).copied().collect();
+                if part == Part::First {
+                    return rows[rows.len() - (kernel - 1) * channels..].to_vec();
+                }
+                let tap = |t: usize, c: usize, j: usize| args[1][c * kernel + j] * rows[(t + j) * channels + c];
+                let sum = |t: usize, c: usize| {
+                    let sum = (1..kernel).fold(tap(t, c, 0), |sum, j| sum + tap(t, c, j));
+                    args.get(3).map_or(sum, |bias| sum + bias[c])
+                };
+                let places = (0..args[0].len()).map(|i| (i / channels, i % channels));
+                places.map(|(t, c)| sum(t, c)).collect()
+            }
+            Self::Delta { key_heads, head_dim, value_heads, v_head_dim, order, part } => {
+                let mut state = args[5].to_vec();
+                let rows = args[3].len() / value_heads;
+                let mut out = vec![0.0; rows * value_heads * v_head_dim];
+                for (row, head) in (0..rows).flat_map(|row| (0..value_heads).map(move |head| (row, head))) {
+                    let key_head = match order {
+                        HeadOrder::Grouped => head / (value_heads / key_heads),
+                        HeadOrder::Tiled => head % key_heads,
+                    };
+                    let at = (row * key_heads + key_head) * head_dim;
+                    let (q, k) = (&args[0][at..][..head_dim], &args[1][at..][..head_dim]);
+                    let at = row * value_heads + head;
+                    let (v, decay, beta) = (&args[2][at * v_head_dim..][..v_head_dim], args[3][at], args[4][at]);
+                    let state = &mut state[head * head_dim * v_head_dim..][..head_dim * v_head_dim];
+                    for (column, v) in v.iter().enumerate() {
+                        let cells = || (0..head_dim).map(|i| i * v_head_dim + column);
+                        cells().for_each(|cell| state[cell] *= decay.exp());
+                        let known: f32 = cells().zip(k).map(|(cell, k)| state[cell] * k).sum();
+                        let delta = (v - known) * beta;
+                        cells().zip(k).for_each(|(cell, k)| state[cell] += k * delta);
+                        out[at * v_head_dim + column] = cells().zip(q).map(|(cell, q)| state[cell] * q).sum();
+                    }
+                }
+                if part == Part::First { state } else { out }
+            }
         }
     }
+}
+
+/// Experts and weights by a sort of all scores.
+fn top_k(logits: &[f32], spec: RouteSpec, part: Part) -> Vec<f32> {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let total: f32 = logits.iter().map(|x| (x - max).exp()).sum();
+    let score = |x: &f32| match spec.scoring {
+        Scoring::Softmax => (x - max).exp() / total,
+        Scoring::Sigmoid => unary(Unary::Sigmoid, *x),
+    };
+    let mut scores: Vec<(usize, f32)> = logits.iter().map(score).enumerate().collect();
+    let key = |score: f32| if score.is_nan() { f32::NEG_INFINITY } else { score };
+    scores.sort_by(|a, b| key(b.1).total_cmp(&key(a.1)));
+    scores.truncate(spec.k);
+    let total: f32 = scores.iter().map(|score| score.1).sum();
+    let weight = |score: f32| if spec.normalize { score / total * spec.scale } else { score * spec.scale };
+    scores.into_iter().map(|(id, score)| if part == Part::First { id as f32 } else { weight(score) }).collect()
 }
 
 fn unary(function: Unary, x: f32) -> f32 {
@@ -81,6 +224,13 @@ fn unary(function: Unary, x: f32) -> f32 {
         Unary::Neg => -x,
         Unary::Square => x * x,
         Unary::Sqrt => x.sqrt(),
+        Unary::Softplus => {
+            if x > 20.0 {
+                x
+            } else {
+                x.exp().ln_1p()
+            }
+        }
         Unary::Gelu | Unary::GeluTanh => unreachable!("{function:?} is not used in these tests"),
     }
 }
@@ -147,6 +297,42 @@ fn run_step(program: &Program, op: &Op, dims: &Dims, memory: &mut dyn Memory) {
             apply(Arith::Fill { value: *value, extent: program.slot(*out).extent }, &[], *out);
         }
         Op::Sum { x, out } => apply(Arith::Sum, &[*x], *out),
+        Op::TopK { logits, spec, ids, weights } => {
+            let experts = width(*logits);
+            apply(Arith::TopK { spec: *spec, experts, part: Part::First }, &[*logits], *ids);
+            apply(Arith::TopK { spec: *spec, experts, part: Part::Second }, &[*logits], *weights);
+        }
+        Op::ExpertLinear { x, ids, weight, out } => {
+            let shape = &program.slot(*weight).shape;
+            let arith = Arith::Experts { k: width(*ids), out_features: shape[1], in_features: shape[2] };
+            apply(arith, &[*x, *ids, *weight], *out);
+        }
+        Op::CombineExperts { x, weights, out } => apply(Arith::Combine { k: width(*weights) }, &[*x, *weights], *out),
+        Op::ScaleRows { x, factor, out } => apply(Arith::ScaleRows { width: width(*x) }, &[*x, *factor], *out),
+        Op::SelectColumns { x, offset, out } => {
+            let (head_dim, len) = (program.slot(*x).head_dim(), program.slot(*out).head_dim());
+            apply(Arith::Columns { head_dim, offset: *offset, len }, &[*x], *out);
+        }
+        Op::CausalConv { layer: _, x, weight, bias, state, out } => {
+            let channels = width(*x);
+            let args: Vec<Slot> = [*x, *weight, *state].into_iter().chain(*bias).collect();
+            apply(Arith::Conv { channels, part: Part::Second }, &args, *out);
+            apply(Arith::Conv { channels, part: Part::First }, &args, *state);
+        }
+        Op::GatedDelta { layer: _, q, k, v, decay, beta, order, state, out } => {
+            let (key, value) = (program.slot(*q), program.slot(*v));
+            let arith = |part| Arith::Delta {
+                key_heads: key.groups,
+                head_dim: key.head_dim(),
+                value_heads: value.groups,
+                v_head_dim: value.head_dim(),
+                order: *order,
+                part,
+            };
+            let args = [*q, *k, *v, *decay, *beta, *state];
+            apply(arith(Part::Second), &args, *out);
+            apply(arith(Part::First), &args, *state);
+        }
         Op::If { condition, then_chain, else_chain } => {
             let holds = match *condition {
                 Condition::RowsAtMost(rows) => dims.rows <= rows,

@@ -3,6 +3,7 @@
 #![expect(clippy::cast_possible_truncation, reason = "sizes here are small")]
 
 mod builder;
+mod experts_and_recurrence;
 mod interpret;
 mod layout;
 mod liveness;

@@ -5,10 +5,11 @@
 use std::cell::RefCell;
 
 use plimsoll_program::{
-    Activation, BuildError, Condition, DType, Dims, Extent, Program, ProgramBuilder, ScanValues, Slot, Unary,
+    Activation, BuildError, Condition, DType, DeltaOperands, Dims, Extent, HeadOrder, Program, ProgramBuilder,
+    RouteSpec, ScanValues, Scoring, Slot, Unary,
 };
 
-use crate::interpret::Arith;
+use crate::interpret::{Arith, Part};
 
 /// Decisions, one byte each; all zero once they are used up.
 #[derive(Debug)]
@@ -136,6 +137,10 @@ pub(crate) struct Recorder<'a> {
     handles: Vec<Handle>,
     weights: Vec<(Slot, usize, [usize; 2])>,
     vectors: Vec<(Slot, usize, usize)>,
+    /// Weights of four experts.
+    experts: Vec<(Slot, usize, [usize; 2])>,
+    /// Convolution taps of 8 and of 12 elements.
+    taps: Vec<(Slot, usize, usize)>,
     logit_rows: (Slot, usize),
     states: Vec<(Slot, usize)>,
     acts: Vec<Act>,
@@ -182,6 +187,17 @@ impl<'a> Recorder<'a> {
             vectors.push((slot, value, out_features));
             handles.push(readable(slot, value, Extent::Fixed(out_features)));
         }
+        let mut experts = Vec::new();
+        for [out_features, in_features] in [[4, 4], [2, 6], [1, 2], [6, 1]] {
+            let name = format!("e.{out_features}.{in_features}");
+            let slot = b.constant(name, &[4, out_features, in_features], DType::F32);
+            experts.push((slot, fresh(slot, &mut given), [out_features, in_features]));
+        }
+        let mut taps = Vec::new();
+        for elements in [6, 8, 12] {
+            let slot = b.constant(format!("t.{elements}"), &[elements], DType::F32);
+            taps.push((slot, fresh(slot, &mut given), elements));
+        }
         for (name, extent) in [("a", Extent::PerRow(4)), ("b", Extent::PerRow(6)), ("c", Extent::Fixed(6))] {
             let slot = b.input(name, extent, DType::F32);
             let value = fresh(slot, &mut given);
@@ -203,6 +219,8 @@ impl<'a> Recorder<'a> {
             handles,
             weights,
             vectors,
+            experts,
+            taps,
             logit_rows,
             states,
             acts: Vec::new(),
@@ -284,7 +302,7 @@ impl<'a> Recorder<'a> {
 
     fn act(&mut self) {
         let nested = self.chain.len() <= DEPTH;
-        match self.choices.below(if nested { 18 } else { 14 }) {
+        match self.choices.below(if nested { 23 } else { 19 }) {
             0 => self.unary(),
             1 | 2 => self.binary(),
             3 => self.scale(),
@@ -297,7 +315,12 @@ impl<'a> Recorder<'a> {
             11 => self.fill(),
             12 => self.store(),
             13 => self.output(),
-            14 | 15 => self.branch(),
+            14 => self.route(),
+            15 => self.scale_rows(),
+            16 => self.columns(),
+            17 => self.conv(),
+            18 => self.delta(),
+            19 | 20 => self.branch(),
             _ => self.scan(),
         }
     }
@@ -400,6 +423,131 @@ impl<'a> Recorder<'a> {
             let out = self.b.rms_norm(slot, weight, 1e-3);
             self.add_fresh(out, new, extent, groups);
         }
+    }
+
+    /// Experts of a random router, combined.
+    fn route(&mut self) {
+        let Some(router) = self.find(|handle| handle.extent.width() == 4) else { return };
+        let logits = self.handles[router];
+        let Some(x) = self.find(|handle| handle.extent.same_rows(logits.extent)) else { return };
+        let x = self.handles[x];
+        let spec = RouteSpec {
+            k: 1 + self.choices.below(4),
+            scoring: self.choices.pick(&[Scoring::Softmax, Scoring::Sigmoid]).unwrap(),
+            normalize: self.choices.below(2) == 0,
+            scale: 1.5,
+        };
+        let k = spec.k;
+        let (ids, weights) = self.b.top_k(logits.slot, spec);
+        let route = |part| Arith::TopK { spec, experts: 4, part };
+        let id_values = self.apply(route(Part::First), &[logits.value]);
+        let weight_values = self.apply(route(Part::Second), &[logits.value]);
+        self.add_fresh(weights, weight_values, logits.extent.with_width(k), 1);
+        let width = x.extent.width();
+        let fitting: Vec<_> = self.experts.iter().copied().filter(|e| e.2[1] == width || e.2[1] * k == width).collect();
+        let Some((weight, weight_value, [out_features, in_features])) = self.choices.pick(&fitting) else { return };
+        let products = self.b.expert_linear(x.slot, ids, weight);
+        let arith = Arith::Experts { k, out_features, in_features };
+        let values = self.apply(arith, &[x.value, id_values, weight_value]);
+        self.add_fresh(products, values, x.extent.with_width(k * out_features), k);
+        let sum = self.b.combine_experts(products, weights);
+        let values = self.apply(Arith::Combine { k }, &[values, weight_values]);
+        let values = self.apply(Arith::Unary(Unary::Tanh), &[values]);
+        let sum = self.b.unary_assign(sum, Unary::Tanh);
+        self.add_fresh(sum, values, x.extent.with_width(out_features), 1);
+    }
+
+    fn scale_rows(&mut self) {
+        let Some(x) = self.find(|_| true) else { return };
+        let extent = self.handles[x].extent;
+        let Some(factor) = self.find(|handle| handle.extent == extent.with_width(1)) else { return };
+        let other = self.handles[factor].slot;
+        self.like(x, &[factor], Arith::ScaleRows { width: extent.width() }, |b, x, in_place| {
+            if in_place { b.scale_rows_assign(x, other) } else { b.scale_rows(x, other) }
+        });
+        let last = self.handles.len() - 1;
+        self.like(last, &[], Arith::Unary(Unary::Tanh), |b, x, in_place| {
+            if in_place { b.unary_assign(x, Unary::Tanh) } else { b.unary(x, Unary::Tanh) }
+        });
+    }
+
+    fn columns(&mut self) {
+        let Some(x) = self.find(|handle| handle.extent.width() / handle.groups > 1) else { return };
+        let Handle { slot, value, extent, groups, .. } = self.handles[x];
+        let head_dim = extent.width() / groups;
+        let offset = self.choices.below(head_dim);
+        let len = 1 + self.choices.below(head_dim - offset);
+        let value = self.apply(Arith::Columns { head_dim, offset, len }, &[value]);
+        let out = self.b.select_columns(slot, offset, len);
+        self.add_fresh(out, value, extent.with_width(groups * len), groups);
+    }
+
+    /// Which state has this many elements, and may be updated now.
+    fn free_state(&mut self, elements: usize) -> Option<usize> {
+        if self.scans > 0 {
+            return None;
+        }
+        let fits = |&&(_, handle): &&(Slot, usize)| {
+            self.handles[handle].extent == Extent::Fixed(elements) && !self.handles[handle].gone
+        };
+        self.states.iter().find(fits).map(|&(_, handle)| handle)
+    }
+
+    fn updated(&mut self, state: usize, value: usize) {
+        self.lose_root(self.handles[state].root);
+        self.handles[state].gone = false;
+        self.handles[state].value = value;
+    }
+
+    fn conv(&mut self) {
+        let Some(x) = self.find(|h| matches!(h.extent, Extent::PerRow(1 | 2 | 4 | 6))) else { return };
+        let Handle { slot, value, extent, groups, .. } = self.handles[x];
+        let channels = extent.width();
+        let fitting: Vec<_> = self.taps.iter().copied().filter(|tap| tap.2.is_multiple_of(channels)).collect();
+        let Some((weight, weight_value, taps)) = self.choices.pick(&fitting) else { return };
+        let Some(state) = self.free_state(taps - channels) else { return };
+        let bias = self.vectors.iter().copied().find(|v| v.2 == channels).filter(|_| self.choices.below(2) == 0);
+        let state_slot = self.handles[state].slot;
+        let args: Vec<usize> =
+            [value, weight_value, self.handles[state].value].into_iter().chain(bias.map(|bias| bias.1)).collect();
+        let rows = self.apply(Arith::Conv { channels, part: Part::Second }, &args);
+        let after = self.apply(Arith::Conv { channels, part: Part::First }, &args);
+        let out = self.b.causal_conv(0, slot, weight, bias.map(|bias| bias.0), state_slot);
+        self.updated(state, after);
+        let rows = self.apply(Arith::Unary(Unary::Tanh), &[rows]);
+        let out = self.b.unary_assign(out, Unary::Tanh);
+        self.add_fresh(out, rows, extent, groups);
+    }
+
+    fn delta(&mut self) {
+        let Some(q) = self.find(|h| matches!(h.extent, Extent::PerRow(_))) else { return };
+        let q = self.handles[q];
+        let Some(k) = self.find(|h| h.extent == q.extent && h.groups == q.groups) else { return };
+        let (key_heads, head_dim) = (q.groups, q.extent.width() / q.groups);
+        let Some(v) = self.find(|h| matches!(h.extent, Extent::PerRow(_)) && h.groups.is_multiple_of(key_heads)) else {
+            return;
+        };
+        let (k, v) = (self.handles[k], self.handles[v]);
+        let (value_heads, v_head_dim) = (v.groups, v.extent.width() / v.groups);
+        let Some(state) = self.free_state(head_dim * v.extent.width()) else { return };
+        let per_head = Extent::PerRow(value_heads);
+        let (decay, beta) = (self.matching(per_head, 1), self.matching(per_head, 1));
+        // Decays are made small, so that values do not grow.
+        let slot = self.b.unary(decay.slot, Unary::Softplus);
+        let slot = self.b.unary_assign(slot, Unary::Neg);
+        let decays = self.apply(Arith::Unary(Unary::Softplus), &[decay.value]);
+        let decays = self.apply(Arith::Unary(Unary::Neg), &[decays]);
+        let state_slot = self.handles[state].slot;
+        let args = [q.value, k.value, v.value, decays, beta.value, self.handles[state].value];
+        let order = self.choices.pick(&[HeadOrder::Grouped, HeadOrder::Tiled]).unwrap();
+        let arith = |part| Arith::Delta { key_heads, head_dim, value_heads, v_head_dim, order, part };
+        let (rows, after) = (self.apply(arith(Part::Second), &args), self.apply(arith(Part::First), &args));
+        let operands = DeltaOperands { q: q.slot, k: k.slot, v: v.slot, decay: slot, beta: beta.slot, order };
+        let out = self.b.gated_delta(0, operands, state_slot);
+        self.updated(state, after);
+        let rows = self.apply(Arith::Unary(Unary::Tanh), &[rows]);
+        let out = self.b.unary_assign(out, Unary::Tanh);
+        self.add_fresh(out, rows, v.extent, value_heads);
     }
 
     fn glu(&mut self) {

@@ -275,3 +275,43 @@ proptest! {
         prop_assert_eq!(layout, program.layout(&dims, &OddScratch));
     }
 }
+
+#[test]
+fn random_programs_have_steps_of_every_kind_that_the_interpreter_knows() {
+    let mut seen = BTreeSet::new();
+    let mut state = 1u64;
+    for _ in 0..300 {
+        let bytes: Vec<u8> = (0..200)
+            .map(|_| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                (state >> 56) as u8
+            })
+            .collect();
+        let program = Recorder::record(&bytes).program.unwrap();
+        seen.extend(program.chains().iter().flat_map(|chain| chain.steps()).map(|step| step.op.name()));
+    }
+    let wanted = [
+        "add",
+        "causal_conv",
+        "combine_experts",
+        "copy",
+        "expert_linear",
+        "fill",
+        "gated_delta",
+        "glu",
+        "if",
+        "linear",
+        "mul",
+        "rms_norm",
+        "scale",
+        "scale_rows",
+        "scan",
+        "select_columns",
+        "select_rows",
+        "softcap",
+        "sum",
+        "top_k",
+        "unary",
+    ];
+    assert_eq!(seen.into_iter().collect::<Vec<_>>(), wanted);
+}

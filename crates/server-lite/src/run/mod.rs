@@ -44,7 +44,7 @@ pub(crate) fn run(args: &RunArgs, sources: &Sources, cancel: &CancelToken) -> Re
     }
     let model_fault = |source| AppError::Model { path: path.clone(), source: Box::new(source) };
     let checkpoint = Checkpoint::open(&path).map_err(model_fault)?;
-    let plan = LoadPlan::new(&checkpoint).map_err(model_fault)?;
+    let plan = LoadPlan::with_options(&checkpoint, &settings::loading(args)).map_err(model_fault)?;
     sampler.params().check_vocabulary(plan.architecture().dimensions.vocab_size)?;
     budget.reserve_weights(plan.weights_bytes())?;
 

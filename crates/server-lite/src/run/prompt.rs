@@ -141,13 +141,13 @@ pub(super) fn encode(
         (Given::Text(prompt), Some((tokenizer, Some(template)))) if !raw => {
             let text = template.render(&[Message::new("user", prompt)], true)?;
             // The template writes the special tokens itself.
-            tokenizer.encode(&text, AddSpecial::No, ParseSpecial::Yes)
+            tokenizer.encode(&text, AddSpecial::No, ParseSpecial::Yes)?
         }
         (Given::Text(prompt), Some((tokenizer, _))) => {
             if !raw {
                 tracing::warn!("the model has no chat template: the prompt is taken as it is");
             }
-            tokenizer.encode(&prompt, AddSpecial::Yes, ParseSpecial::Yes)
+            tokenizer.encode(&prompt, AddSpecial::Yes, ParseSpecial::Yes)?
         }
         (Given::Text(_), None) => unreachable!("a missing tokenizer is an error unless ids are given"),
     };

@@ -1,11 +1,12 @@
 //! From flags to start-up settings: what decides routes is fixed here.
 
 use crate::{
-    cli::{AttentionArg, KvDtypeArg, RunArgs},
+    cli::{AttentionArg, KvDtypeArg, QuantizeArg, RunArgs},
     error::AppError,
 };
 use plimsoll_attention::{KvDtype, RouteKind};
-use plimsoll_models::CpuSettings;
+use plimsoll_linear::WeightType;
+use plimsoll_models::{CpuSettings, LoadOptions};
 use std::{num::NonZeroUsize, thread};
 
 /// Most threads that can be asked for: far beyond any machine, and small enough that per-thread scratch stays countable.
@@ -35,6 +36,14 @@ pub(super) fn cpu(args: &RunArgs) -> Result<CpuSettings, AppError> {
         settings.attention_isa = attention_isa(isa);
     }
     Ok(settings)
+}
+
+/// How weights are read.
+pub(super) fn loading(args: &RunArgs) -> LoadOptions {
+    LoadOptions::quantized(args.quantize.map(|wanted| match wanted {
+        QuantizeArg::Q8_0 => WeightType::Q8_0,
+        QuantizeArg::Q4K => WeightType::Q4K,
+    }))
 }
 
 /// The instruction set of attention's kernels that comes nearest: of the same name, or the best where they are written for fewer.

@@ -62,6 +62,23 @@ fn a_model_runs_by_its_name_and_again_without_the_hub() {
 }
 
 #[test]
+fn a_folder_of_the_hub_runs_by_its_name() {
+    let Some(golden) = golden("tiny-qwen3-sharded") else { return };
+    let (folder, from) = (Folder::new(), golden.model.parent().unwrap());
+    let names: Vec<String> =
+        fs::read_dir(from).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    let hub = Hub::new(names.iter().map(|name| (name.as_str(), fs::read(from.join(name)).unwrap())));
+    let ids = folder.ids(&golden.ids);
+    let args = ["run", "-m", "hf:org/tiny", "--token-ids", &ids, "-n", "4", "--kv-dtype", "f32", "--json"];
+    let json = run(&hub, &folder, &args).json();
+    let want: Vec<_> = golden.greedy[..4].iter().map(|&id| serde_json::Value::from(id)).collect();
+    assert_eq!(json["tokens"], serde_json::Value::from(want));
+    let large = |request: &&String| request.starts_with("GET /cdn/");
+    let fetched = hub.take_requests().iter().filter(large).count();
+    assert_eq!(fetched, names.iter().filter(|name| name.starts_with("model-0")).count(), "{names:?}");
+}
+
+#[test]
 fn the_environment_names_cache_and_token() {
     let folder = Folder::new();
     let hub = Hub::new([("m.gguf", b"GGUF and no more".to_vec())]);

@@ -1,16 +1,57 @@
-//! `-m FOLDER`: a folder with `config.json` and safetensors is run by token ids like the GGUF file of the same model.
+//! `-m FOLDER`: a folder with `config.json` and safetensors is run by token ids like the GGUF file of the same model; and what is done while loading.
 
-use crate::{Folder, golden, run_ids};
+use crate::{
+    Folder, golden,
+    model_file::{ModelFile, Setting::U32},
+    plimsoll, run_ids,
+};
 use std::fs;
 
 #[test]
-fn a_folder_answers_as_the_reference_does() {
-    let Some(golden) = golden("tiny-gqa-6x2") else { return };
+fn a_folder_answers_with_the_tokens_of_the_reference() {
+    for name in ["tiny-gqa-6x2", "tiny-qwen3", "tiny-gemma3"] {
+        let Some(golden) = golden(name) else { return };
+        let more = ["--json", "--kv-dtype", "f32", "-n", &golden.greedy_steps.to_string()];
+        let folder = golden.model.parent().unwrap();
+        let json = run_ids(&Folder::new(), folder, &golden.ids, &more).json();
+        let tokens: Vec<_> = json["tokens"].as_array().unwrap().iter().map(|token| token.as_u64().unwrap()).collect();
+        let want: Vec<u64> = golden.greedy[..golden.greedy_steps].iter().map(|&id| id.into()).collect();
+        assert_eq!(tokens, want, "{name}");
+    }
+}
+
+#[test]
+fn weights_are_quantized_while_they_are_read() {
     let folder = Folder::new();
-    let model = golden.model.parent().unwrap();
-    let json = run_ids(&folder, model, &golden.ids, &["--json", "--max-tokens", "9", "--kv-dtype", "f32"]).json();
-    let tokens: Vec<u64> = json["tokens"].as_array().unwrap().iter().map(|token| token.as_u64().unwrap()).collect();
-    assert_eq!(tokens, golden.greedy[..9].iter().map(|&id| id.into()).collect::<Vec<u64>>());
+    // Rows of 256 in one matrix; the rows of 4 of the others are no whole blocks and stay as they are.
+    let model = folder.file("wide.gguf", ModelFile::wide(4).bytes());
+    let weights = |more: &[&str]| {
+        let json = run_ids(&folder, model.as_ref(), &[1, 2, 3], &[&["--json", "-n", "1"], more].concat()).json();
+        (json["memory"]["weights_bytes"].as_u64().unwrap(), json["first_logits_sha256"].clone())
+    };
+    let (f32, q8_0, q4_k) = (weights(&[]), weights(&["--quantize", "q8_0"]), weights(&["--quantize", "q4_k"]));
+    // A panel of 16 rows of 256: 4 bytes each, 34 bytes for 32, 144 bytes for 256.
+    assert!(f32.0 - q8_0.0 > 11_000 && q8_0.0 - q4_k.0 > 1_500, "{} {} {}", f32.0, q8_0.0, q4_k.0);
+    assert!(f32.1 != q8_0.1 && q8_0.1 != q4_k.1, "fewer bits give other logits");
+    let error = run_ids(&folder, model.as_ref(), &[1], &["--quantize", "q3_k"]).fails(2);
+    assert!(error.contains("q3_k") && error.contains("q8_0"), "{error}");
+}
+
+#[test]
+fn thousands_of_unknown_settings_are_warned_of_in_a_few_lines() {
+    let Some(golden) = golden("tiny-one-row") else { return };
+    let mut file = ModelFile::read(&golden.model);
+    for i in 0..2000 {
+        file.set(&format!("llama.colour{i}"), U32(1));
+    }
+    let folder = Folder::new();
+    let (model, ids) = (folder.file("keys.gguf", file.bytes()), folder.ids(&[1, 2]));
+    let mut command = plimsoll(["run", "-m", &model, "--token-ids", &ids, "-n", "1"]);
+    command.env("PLIMSOLL_LOG", "warn");
+    let ran = crate::finish(command);
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let lines = ran.stderr.lines().count();
+    assert!((2..=20).contains(&lines) && ran.stderr.contains("more"), "{lines} lines: {}", ran.stderr);
 }
 
 #[test]

@@ -128,7 +128,7 @@ fn dequantize_by_definition(ty: WeightType, panel: &[u8], start: usize, len: usi
         for (pair, out) in floats.chunks_exact(2 * PANEL).zip(out.chunks_exact_mut(PANEL)).take(len.div_ceil(2)) {
             let (even, odd) = pair.split_at(PANEL);
             for ((out, even), odd) in out.iter_mut().zip(even).zip(odd) {
-                *out = even.to_bits() >> 16 | odd.to_bits();
+                *out = (even.to_bits() >> 16) | odd.to_bits();
             }
         }
     }
@@ -252,5 +252,31 @@ unsafe fn finish_tile(
             let sum = finish(_mm512_loadu_ps(sums.as_ptr().wrapping_add(r * PANEL)), bias);
             _mm512_mask_storeu_ps(out.wrapping_add(r * stride), lanes, sum);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_type_without_vector_code_dequantizes_to_the_same_tiles() {
+        let Some(amx) = Amx::detect() else { return };
+        let (ty, start, len) = (WeightType::Q8_0, 64, 544);
+        let panel_bytes = crate::layout::panel_bytes(ty, start + len).unwrap();
+        let mut panel: Vec<[u64; 8]> = bytemuck::zeroed_vec(panel_bytes.div_ceil(64) + 1);
+        let panel: &mut [u8] = bytemuck::cast_slice_mut(&mut panel);
+        let first = panel.as_ptr().align_offset(64);
+        let panel = &mut panel[first..][..panel_bytes];
+        let row: Vec<u8> = (0..ty.row_bytes(start + len).unwrap()).map(|i| (i * 37 % 113).to_le_bytes()[0]).collect();
+        (0..PANEL).for_each(|column| crate::layout::pack_row(ty, &row[..], panel, column));
+        let elements = len.div_ceil(STEP) * TILE_ELEMENTS;
+        let mut memory = vec![f32::NAN; elements + 16];
+        let first = memory.as_ptr().align_offset(64);
+        let tiles = &mut memory[first..][..elements];
+        amx.dequantize_to_tiles(ty, panel, start, len, tiles);
+        let mut want = vec![0; elements];
+        dequantize_by_definition(ty, panel, start, len, &mut want);
+        assert_eq!(bytemuck::cast_slice::<f32, u32>(tiles), want);
     }
 }

@@ -82,6 +82,8 @@ impl Rope {
         let partial = parameters.find_number("partial_rotary_factor", 0.0..=1.0)?.or(outer_partial);
         let rotary_dim = rotary_dim(fields, defaults.head_dim, partial.unwrap_or(defaults.partial))?;
         let scaling = scaling(&parameters, defaults.context, outer_context)?;
+        // Sections of images: where there is text alone, all positions of a token are the same, and so is every way to share them out.
+        parameters.skip(&["mrope_section", "mrope_interleaved"]);
         parameters.finish()?;
         Ok(Self { theta, scaling, rotary_dim })
     }

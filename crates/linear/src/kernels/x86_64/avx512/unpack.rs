@@ -7,12 +7,15 @@
 //! is the safety argument of every intrinsic here. Their common contract besides: rows `start..start + len` of `k` lie in the panel,
 //! whole runs of 32 of them for block formats, `start` even, and `panel` is 32-byte aligned.
 
+mod blocks;
+mod super_blocks;
+
 use std::arch::x86_64::*;
 
 use super::round_bf16;
 use crate::WeightType;
 use crate::kernels::STEP_PAIRS;
-use crate::layout::{PANEL, q4_1, q4_k, q6_k, q8_0};
+use crate::layout::PANEL;
 use crate::number::SMALLEST_OPERAND_BITS;
 
 /// What takes the pairs. Pairs come in ascending order, counted from the start.
@@ -20,7 +23,7 @@ use crate::number::SMALLEST_OPERAND_BITS;
 /// # Safety
 /// All methods are called only in functions compiled for AVX-512 F, BW and VL.
 pub(super) trait Pairs {
-    /// Values of an even and an odd row of `k`, to be rounded to bf16: zero, NaN with the canonical payload, or at least 2^-24.
+    /// Values of an even and an odd row of `k`, to be rounded to bf16: zero, NaN with the canonical payload, or at least 2^-50.
     ///
     /// # Safety
     /// See the trait.
@@ -39,10 +42,10 @@ pub(super) trait Pairs {
     unsafe fn end_step(&mut self);
 }
 
-/// Whether this file reads the type.
+/// Whether this module reads the type: all but f32, and those to come.
 pub(super) fn has(ty: WeightType) -> bool {
-    use WeightType::{Bf16, F16, Q4_1, Q4K, Q6K, Q8_0};
-    matches!(ty, F16 | Bf16 | Q4_1 | Q8_0 | Q4K | Q6K)
+    use WeightType::{Bf16, F16, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
+    matches!(ty, F16 | Bf16 | Q4_0 | Q4_1 | Q5_0 | Q5_1 | Q8_0 | Q2K | Q3K | Q4K | Q5K | Q6K | Iq4Nl | Iq4Xs | Mxfp4)
 }
 
 /// Hands out the pairs of a panel.
@@ -56,10 +59,19 @@ pub(super) unsafe fn unpack<P: Pairs>(ty: WeightType, panel: *const u8, start: u
         match ty {
             WeightType::F16 => f16(panel, start, len, to),
             WeightType::Bf16 => bf16(panel, start, len, to),
-            WeightType::Q4_1 => q4_1(panel, start, len, to),
-            WeightType::Q8_0 => q8_0(panel, start, len, to),
-            WeightType::Q4K => q4_k(panel, start, len, to),
-            WeightType::Q6K => q6_k(panel, start, len, to),
+            WeightType::Q4_0 => blocks::q4_0(panel, start, len, to),
+            WeightType::Q4_1 => blocks::q4_1(panel, start, len, to),
+            WeightType::Q5_0 => blocks::q5_0(panel, start, len, to),
+            WeightType::Q5_1 => blocks::q5_1(panel, start, len, to),
+            WeightType::Q8_0 => blocks::q8_0(panel, start, len, to),
+            WeightType::Iq4Nl => blocks::iq4_nl(panel, start, len, to),
+            WeightType::Mxfp4 => blocks::mxfp4(panel, start, len, to),
+            WeightType::Q2K => super_blocks::q2_k(panel, start, len, to),
+            WeightType::Q3K => super_blocks::q3_k(panel, start, len, to),
+            WeightType::Q4K => super_blocks::q4_k(panel, start, len, to),
+            WeightType::Q5K => super_blocks::q5_k(panel, start, len, to),
+            WeightType::Q6K => super_blocks::q6_k(panel, start, len, to),
+            WeightType::Iq4Xs => super_blocks::iq4_xs(panel, start, len, to),
             _ => unreachable!("{ty} is not read here"),
         }
     }
@@ -179,115 +191,57 @@ unsafe fn load_u8(from: *const u8) -> __m512i {
     unsafe { _mm512_cvtepu8_epi32(_mm_load_si128(from.cast())) }
 }
 
-/// Low and high nibbles of 16 bytes as floats, by a table: an index is the low four bits of its lane.
+/// A table for lookups: lane i is entry i.
 #[inline(always)]
-unsafe fn load_nibbles(from: *const u8) -> (__m512, __m512) {
+unsafe fn table(values: [f32; 16]) -> __m512 {
+    // SAFETY: see the module.
+    unsafe { _mm512_loadu_ps(values.as_ptr()) }
+}
+
+/// 0 to 15, and 16 to 31.
+const COUNT: [f32; 16] = [0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.];
+const COUNT_ON: [f32; 16] = [16., 17., 18., 19., 20., 21., 22., 23., 24., 25., 26., 27., 28., 29., 30., 31.];
+
+/// The entries that low and high nibbles of 16 bytes name: an index is the low four bits of its lane.
+#[inline(always)]
+unsafe fn look_up_nibbles(from: *const u8, table: __m512) -> (__m512, __m512) {
     // SAFETY: see the module.
     unsafe {
-        let table = _mm512_setr_ps(0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.);
         let lanes = load_u8(from);
         (_mm512_permutexvar_ps(lanes, table), _mm512_permutexvar_ps(_mm512_srli_epi32::<4>(lanes), table))
     }
 }
 
+/// As [`look_up_nibbles`] with a fifth bit, which selects the table: pair `pair % 4` of an octet of `k` whose bits are `high`.
 #[inline(always)]
-unsafe fn q4_1<P: Pairs>(panel: *const u8, start: usize, len: usize, to: &mut P) {
-    for block in 0..len / 32 {
-        // SAFETY: see the module.
-        unsafe {
-            let from = panel.wrapping_add((start / 32 + block) * q4_1::BYTES);
-            let (scales, mins) = (load_f16(from), load_f16(from.wrapping_add(q4_1::MINS)));
-            for pair in 0..STEP_PAIRS {
-                let (even, odd) = load_nibbles(from.wrapping_add(q4_1::QUANTS + pair * PANEL));
-                let (even, odd) = (_mm512_fmadd_ps(even, scales, mins), _mm512_fmadd_ps(odd, scales, mins));
-                to.values(block * STEP_PAIRS + pair, even, odd);
-            }
-            to.end_step();
-        }
+unsafe fn look_up_5_bits(from: *const u8, high: __m512i, pair: usize, tables: [__m512; 2]) -> (__m512, __m512) {
+    // SAFETY: see the module. Bits above the fifth are not read.
+    unsafe {
+        let lanes = load_u8(from);
+        let even = with_high_bit::<4>(lanes, high, 2 * (pair % 4));
+        let odd = with_high_bit::<4>(_mm512_srli_epi32::<4>(lanes), high, 2 * (pair % 4) + 1);
+        let look_up = |index| _mm512_permutex2var_ps(tables[0], index, tables[1]);
+        (look_up(even), look_up(odd))
     }
 }
 
+/// The lowest `AT` bits of `low`, and in bit `AT` bit `bit` of `high`; bits above may be anything.
 #[inline(always)]
-unsafe fn q8_0<P: Pairs>(panel: *const u8, start: usize, len: usize, to: &mut P) {
-    for block in 0..len / 32 {
-        // SAFETY: see the module.
-        unsafe {
-            let from = panel.wrapping_add((start / 32 + block) * q8_0::BYTES);
-            let scales = load_f16(from);
-            for pair in 0..STEP_PAIRS {
-                let quants = from.wrapping_add(q8_0::QUANTS + pair * 2 * PANEL);
-                // The even quant is the low byte of 16 bits, the odd one the high byte.
-                let both = _mm512_cvtepi16_epi32(_mm256_load_si256(quants.cast()));
-                let even = _mm512_srai_epi32::<24>(_mm512_slli_epi32::<24>(both));
-                let (even, odd) = (_mm512_cvtepi32_ps(even), _mm512_cvtepi32_ps(_mm512_srai_epi32::<8>(both)));
-                to.values(block * STEP_PAIRS + pair, _mm512_mul_ps(even, scales), _mm512_mul_ps(odd, scales));
-            }
-            to.end_step();
-        }
-    }
-}
-
-#[inline(always)]
-unsafe fn q4_k<P: Pairs>(panel: *const u8, start: usize, len: usize, to: &mut P) {
-    for (i, sub) in (start / 32..(start + len) / 32).enumerate() {
-        // SAFETY: see the module.
-        unsafe {
-            let from = panel.wrapping_add(sub / 8 * q4_k::BYTES);
-            let (factors, min_factors) = (load_f16(from), load_f16(from.wrapping_add(q4_k::MIN_FACTORS)));
-            let scales = load_u8(from.wrapping_add(q4_k::SCALES + sub % 8 * PANEL));
-            let mins = load_u8(from.wrapping_add(q4_k::MINS + sub % 8 * PANEL));
-            let scales = _mm512_mul_ps(factors, _mm512_cvtepi32_ps(scales));
-            let mins = _mm512_mul_ps(min_factors, _mm512_cvtepi32_ps(mins));
-            for pair in 0..STEP_PAIRS {
-                let (even, odd) = load_nibbles(from.wrapping_add(q4_k::QUANTS + (sub % 8 * STEP_PAIRS + pair) * PANEL));
-                let (even, odd) = (_mm512_fmsub_ps(even, scales, mins), _mm512_fmsub_ps(odd, scales, mins));
-                to.values(i * STEP_PAIRS + pair, even, odd);
-            }
-            to.end_step();
-        }
-    }
-}
-
-#[inline(always)]
-unsafe fn q6_k<P: Pairs>(panel: *const u8, start: usize, len: usize, to: &mut P) {
-    for (i, step) in (start / 32..(start + len) / 32).enumerate() {
-        // SAFETY: see the module.
-        unsafe {
-            let from = panel.wrapping_add(step / 8 * q6_k::BYTES);
-            let factors = load_f16(from);
-            let (low_mask, high_mask, center) = (_mm_set1_epi8(15), _mm_set1_epi8(0x30), _mm_set1_epi8(32));
-            for half in 0..2 {
-                let sub = step % 8 * 2 + half;
-                let scales = _mm_load_si128(from.wrapping_add(q6_k::SCALES + sub * PANEL).cast());
-                let scales = _mm512_mul_ps(factors, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(scales)));
-                for quad in 0..4 {
-                    let low = from.wrapping_add(q6_k::LOW + (sub * 8 + quad * 2) * PANEL);
-                    let (low0, low1) = (_mm_load_si128(low.cast()), _mm_load_si128(low.wrapping_add(PANEL).cast()));
-                    let high = _mm_load_si128(from.wrapping_add(q6_k::HIGH + (sub * 4 + quad) * PANEL).cast());
-                    // Shifts of 16-bit lanes; the masks drop what crosses from one byte to the other.
-                    let low = [low0, _mm_srli_epi16::<4>(low0), low1, _mm_srli_epi16::<4>(low1)];
-                    let high = [_mm_slli_epi16::<4>(high), _mm_slli_epi16::<2>(high), high, _mm_srli_epi16::<2>(high)];
-                    let mut rows = [_mm512_setzero_ps(); 4];
-                    for (n, row) in rows.iter_mut().enumerate() {
-                        let bits = _mm_or_si128(_mm_and_si128(low[n], low_mask), _mm_and_si128(high[n], high_mask));
-                        let quants = _mm512_cvtepi8_epi32(_mm_sub_epi8(bits, center));
-                        *row = _mm512_mul_ps(scales, _mm512_cvtepi32_ps(quants));
-                    }
-                    let pair = i * STEP_PAIRS + half * 8 + quad * 2;
-                    to.values(pair, rows[0], rows[1]);
-                    to.values(pair + 1, rows[2], rows[3]);
-                }
-            }
-            to.end_step();
-        }
+unsafe fn with_high_bit<const AT: u32>(low: __m512i, high: __m512i, bit: usize) -> __m512i {
+    // SAFETY: see the module. Both counts are the same in every lane, and below 32; a bit is between 0 and 7.
+    unsafe {
+        let high = _mm512_slli_epi32::<AT>(high);
+        let high = _mm512_srl_epi32(high, _mm_cvtsi64_si128(bit as i64));
+        // Low where the mask is set, else high.
+        _mm512_ternarylogic_epi32::<0b1100_1010>(_mm512_set1_epi32((1 << AT) - 1), low, high)
     }
 }
 
 #[inline(always)]
 unsafe fn bf16<P: Pairs>(panel: *const u8, start: usize, len: usize, to: &mut P) {
-    // Only bf16 weights can be below 2^-50; NaNs are above. The bits are those of a bf16 twice.
+    // Of the 16-bit types only bf16 can be below 2^-50; NaNs are above. The bits are those of a bf16 twice.
     // SAFETY: see the module.
-    let smallest = unsafe { _mm512_set1_epi32((SMALLEST_OPERAND_BITS | SMALLEST_OPERAND_BITS >> 16).cast_signed()) };
+    let smallest = unsafe { _mm512_set1_epi32((SMALLEST_OPERAND_BITS | (SMALLEST_OPERAND_BITS >> 16)).cast_signed()) };
     let pairs = len.div_ceil(2);
     for first in (0..pairs).step_by(STEP_PAIRS) {
         for pair in first..(first + STEP_PAIRS).min(pairs) {

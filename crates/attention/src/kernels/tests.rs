@@ -1,0 +1,95 @@
+//! Products of every instruction set of this machine against the scalar ones, bit for bit.
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// Runs `$body` with every kernel but the scalar one that this CPU has.
+macro_rules! with_vector_kernels {
+    ($kernels:ident => $body:block) => {{
+        #[cfg(target_arch = "x86_64")]
+        {
+            if let Some($kernels) = Avx2::detect() $body
+            if let Some($kernels) = Avx512::detect() $body
+            if let Some($kernels) = Amx::detect() $body
+        }
+    }};
+}
+
+/// Bits, with one NaN for all: payloads differ between instructions.
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|v| if v.is_nan() { f32::NAN.to_bits() } else { v.to_bits() }).collect()
+}
+
+/// xorshift64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u32 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 32) as u32
+    }
+
+    /// Ordinary numbers, values that cancel, the largest and the smallest, or all of them with infinities and NaNs.
+    fn operand(&mut self, kind: u8) -> f32 {
+        let bits = self.next();
+        bf16_operand(match kind {
+            0 => f32::from_bits((bits & 0x80ff_ffff) | 0x3f00_0000),
+            1 => f32::from_bits((bits & 0x8007_0000) | 0x3f80_0000),
+            2 => f32::from_bits((bits & 0x807f_0000) | ((180 + bits % 16) << 23)),
+            3 => f32::from_bits((bits & 0x807f_0000) | ((77 + bits % 4) << 23)),
+            _ => f32::from_bits(bits),
+        })
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(192))]
+
+    #[test]
+    fn products_equal_the_scalar_ones(
+        kind in 0u8..5, rows in 1usize..40, k_steps in 1usize..=8, k_less in 0usize..32, k_start in 0usize..16,
+        tiles in 1usize..=9, columns_less in 0usize..16, ragged: bool, source in 0u8..4, gap in 0usize..9, seed: u64,
+    ) {
+        let mut random = Random(seed | 1);
+        let (k_end, k_start) = if ragged { (32 * k_steps - k_less, 2 * k_start) } else { (32 * k_steps, 0) };
+        prop_assume!(k_start < k_end);
+        let columns = if ragged && source != 0 { 16 * tiles - columns_less } else { 16 * tiles };
+        let (stride, a_stride, out_stride) = (columns + gap, k_end + gap, columns + gap);
+        let left: Vec<f32> = (0..rows * a_stride).map(|_| random.operand(kind)).collect();
+        let a = Rows { data: &left, stride: a_stride, rows };
+        let pairs: Vec<u32> = (0..k_end.div_ceil(2) * stride)
+            .map(|_| {
+                let (x, y) = (random.operand(kind), random.operand(kind));
+                match source {
+                    2 => (x.to_bits() >> 16) | y.to_bits(),
+                    _ => u32::from(half::f16::from_f32(x).to_bits()) | (u32::from(half::f16::from_f32(y).to_bits()) << 16),
+                }
+            })
+            .collect();
+        let floats: Vec<f32> = (0..k_end * stride.next_multiple_of(16)).map(|_| random.operand(kind)).collect();
+        let b = match source {
+            0 => Operand::Panels { data: &floats[..k_end * columns], k: k_end },
+            1 => Operand::F32 { data: &floats, stride },
+            2 => Operand::Bf16 { data: &pairs, stride },
+            _ => Operand::F16 { data: &pairs, stride },
+        };
+        let states: Vec<RowState> = (0..rows)
+            .map(|r| RowState { max: 0.0, sum: 1.0, keep: if r % 3 == 0 { 1.0 } else { 0.25 }, take: 0.5 + r as f32 / 64.0 })
+            .collect();
+        let before: Vec<f32> = (0..rows * out_stride).map(|i| (i % 19) as f32 - 9.0).collect();
+        let (mut want, mut want_folded) = (before.clone(), before.clone());
+        Scalar.product(a, b, k_start..k_end, 0..columns, &mut want, out_stride);
+        Scalar.product_fold(a, b, k_start..k_end, columns, &states, &mut want_folded, out_stride);
+        with_vector_kernels!(kernels => {
+            let mut got = before.clone();
+            kernels.product(a, b, k_start..k_end, 0..columns, &mut got, out_stride);
+            prop_assert_eq!(bits(&got), bits(&want));
+            let mut got = before.clone();
+            kernels.product_fold(a, b, k_start..k_end, columns, &states, &mut got, out_stride);
+            prop_assert_eq!(bits(&got), bits(&want_folded));
+        });
+    }
+}

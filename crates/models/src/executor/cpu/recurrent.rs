@@ -1,0 +1,87 @@
+//! Steps with a state of constant size. A pass reads the state as it was and writes the next; the sequences take it over when the pass is done.
+
+use super::Running;
+use crate::{
+    executor::{cost::delta_shape, observer::StepObserver, pass::ExecError},
+    kernels::{
+        conv::{self, Taps},
+        delta::{self, DeltaRows},
+    },
+};
+use bytemuck::{cast_slice, cast_slice_mut};
+use plimsoll_kvcache::StateStep;
+use plimsoll_program::{DeltaOperands, Slot, Step};
+use std::ops::Range;
+
+impl<O: StepObserver> Running<'_, '_, O> {
+    /// Where a step's part lies in the state of its layer.
+    fn state_part(&self, state: Slot) -> Range<usize> {
+        let (_, start) = self.program.root(state);
+        start..start + self.program.elements(state, &self.dims)
+    }
+
+    pub(super) fn causal_conv(
+        &mut self,
+        layer: usize,
+        x: Slot,
+        (weight, bias): (Slot, Option<Slot>),
+        state: Slot,
+        out: Slot,
+    ) -> Result<(), ExecError> {
+        let (channels, part) = (self.program.slot(x).extent.width(), self.state_part(state));
+        let weight = Self::vector(self.model, weight);
+        let bias = bias.map(|bias| Self::vector(self.model, bias));
+        let taps = Taps { weight, bias, channels };
+        let ([x], [out]) = self.arena.borrow([self.range(x)], [self.range(out)]);
+        let (x, out) = (cast_slice::<u8, f32>(x), cast_slice_mut::<u8, f32>(out));
+        let mut row = 0;
+        for segment in self.segments.iter_mut() {
+            let rows = segment.tokens.len();
+            let of = row * channels..(row + rows) * channels;
+            let fault = |source| ExecError::Kv { layer, source };
+            let StateStep { before, after } = segment.sequence.advance(layer, segment.start, rows).map_err(fault)?;
+            let (before, after) = (&before[part.clone()], &mut after[part.clone()]);
+            let (x, out) = (&x[of.clone()], &mut out[of]);
+            conv::causal_conv(x, &taps, before, after, out, self.settings.threads);
+            row += rows;
+        }
+        Ok(())
+    }
+
+    pub(super) fn gated_delta(
+        &mut self,
+        step: &Step,
+        layer: usize,
+        operands: DeltaOperands,
+        state: Slot,
+        out: Slot,
+    ) -> Result<(), ExecError> {
+        let DeltaOperands { q, k, v, decay, beta, order } = operands;
+        let (shape, part) = (delta_shape(self.program, q, v, order), self.state_part(state));
+        let (isa, threads) = (self.settings.attention_isa, self.settings.threads);
+        let reads = [q, k, v, decay, beta].map(|slot| self.range(slot));
+        let writes = [self.range(out), self.scratch(step)];
+        let (values, [out, scratch]) = self.arena.borrow(reads, writes);
+        let [q, k, v, decay, beta] = values.map(cast_slice::<u8, f32>);
+        let (out, scratch) = (cast_slice_mut::<u8, f32>(out), cast_slice_mut(scratch));
+        let (keys, width) = (shape.key_heads * shape.head_dim, shape.value_heads * shape.v_head_dim);
+        let mut row = 0;
+        for segment in self.segments.iter_mut() {
+            let rows = segment.tokens.len();
+            let of = |width: usize| row * width..(row + rows) * width;
+            let fault = |source| ExecError::Kv { layer, source };
+            let StateStep { before, after } = segment.sequence.advance(layer, segment.start, rows).map_err(fault)?;
+            let (before, after) = (&before[part.clone()], &mut after[part.clone()]);
+            let values = DeltaRows {
+                q: &q[of(keys)],
+                k: &k[of(keys)],
+                v: &v[of(width)],
+                decay: &decay[of(shape.value_heads)],
+                beta: &beta[of(shape.value_heads)],
+            };
+            delta::gated_delta(&shape, values, (before, after), &mut out[of(width)], scratch, isa, threads);
+            row += rows;
+        }
+        Ok(())
+    }
+}
