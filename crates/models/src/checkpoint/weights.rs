@@ -169,7 +169,6 @@ impl<'c> Weights<'c> {
 
     /// As [`linear`](Self::linear) of rows of a tensor that a folder keeps in one piece with others: `stored` is its name there without
     /// `.weight`, `stored_rows` its rows, `rows` those of this constant. In a GGUF file the tensor has this name below `blk.<layer>.` too.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for architectures that fuse projections, such as phi3"))]
     pub(crate) fn linear_rows(
         &mut self,
         b: &mut ProgramBuilder,
