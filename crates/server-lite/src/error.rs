@@ -35,7 +35,7 @@ pub(crate) enum AppError {
     Threads { threads: usize, source: rayon::ThreadPoolBuildError },
     #[error("{}", of_file(path, source))]
     Model { path: PathBuf, source: Box<ModelError> },
-    #[error("{}: {source}", path.display())]
+    #[error("{}", of_text(path, source))]
     Text { path: PathBuf, source: Box<TextError> },
     #[error("{0}")]
     Chat(#[from] ChatError),
@@ -75,6 +75,17 @@ fn of_file(path: &Path, source: &ModelError) -> String {
         }
         // These name the one file of the folder that is meant.
         ModelError::Folder(_) => source.to_string(),
+        _ => format!("{}: {source}", path.display()),
+    }
+}
+
+/// The same for the text side.
+fn of_text(path: &Path, source: &TextError) -> String {
+    match source {
+        TextError::NoTokenizer { .. }
+        | TextError::File { .. }
+        | TextError::FileTooLarge { .. }
+        | TextError::Json { .. } => source.to_string(),
         _ => format!("{}: {source}", path.display()),
     }
 }
@@ -139,7 +150,13 @@ impl AppError {
                 ModelError::OutOfMemory { .. } => 3,
                 _ => 4,
             },
-            Self::Text { .. } | Self::Chat(_) => 4,
+            Self::Text { source, .. } => match source.as_ref() {
+                TextError::NoTokenizer { .. } => 2,
+                // A file that cannot be read at all is no bad model file.
+                TextError::File { .. } => 1,
+                _ => 4,
+            },
+            Self::Chat(_) => 4,
             Self::File { .. } => 1,
             Self::Exec(ExecError::TokenOutsideVocab { .. }) => 2,
             Self::Hub { fault, .. } if fault.is_usage() => 2,

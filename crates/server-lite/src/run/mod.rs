@@ -17,7 +17,7 @@ use crate::{
 use answer::Job;
 use budget::{Budget, Needs};
 use plimsoll_models::{
-    Checkpoint, CpuExecutor, CpuProfile, CpuSession, LoadPlan, Model, ModelError, StepObserver,
+    Checkpoint, CpuExecutor, CpuProfile, CpuSession, LoadPlan, Model, ModelError, StepObserver, TextModel,
     chat::ChatTemplate,
     sampler::{Sampler, StopMatcher},
     tokenizer::Tokenizer,
@@ -48,7 +48,7 @@ pub(crate) fn run(args: &RunArgs, sources: &Sources, cancel: &CancelToken) -> Re
     sampler.params().check_vocabulary(plan.architecture().dimensions.vocab_size)?;
     budget.reserve_weights(plan.weights_bytes())?;
 
-    let text = load_text(&checkpoint, args, &path)?;
+    let text = load_text(&checkpoint, args, &path, plan.architecture().dimensions.vocab_size)?;
     if text.is_none() && !args.sampling.stop.is_empty() {
         return Err(AppError::Usage(
             "--stop needs text, and the model has no tokenizer that makes it from ids".to_owned(),
@@ -97,29 +97,28 @@ fn load_text(
     checkpoint: &Checkpoint,
     args: &RunArgs,
     path: &Path,
+    vocab_size: usize,
 ) -> Result<Option<(Tokenizer, Option<ChatTemplate>)>, AppError> {
-    let fault = |source| AppError::Text { path: path.to_owned(), source: Box::new(source) };
-    let gguf = match checkpoint {
-        Checkpoint::Gguf(gguf) => gguf,
-        Checkpoint::Folder(_) if args.token_ids.is_some() => return Ok(None),
-        Checkpoint::Folder(_) => {
-            let message = "the tokenizer of a model folder is not read by this version: give --token-ids";
-            return Err(AppError::Usage(message.to_owned()));
+    let is_plain = args.raw || args.token_ids.is_some();
+    let loaded = match checkpoint {
+        Checkpoint::Gguf(gguf) => Tokenizer::from_gguf(gguf).and_then(|tokenizer| {
+            let template = if is_plain { None } else { ChatTemplate::from_gguf(gguf, &tokenizer)? };
+            Ok((tokenizer, template))
+        }),
+        Checkpoint::Folder(folder) => {
+            let ends = &folder.generation().eos_token_ids;
+            let text = TextModel::from_folder(folder.path(), ends, Some(vocab_size));
+            text.map(|TextModel { tokenizer, template }| (tokenizer, template.filter(|_| !is_plain)))
         }
     };
-    let tokenizer = match Tokenizer::from_gguf(gguf) {
-        Ok(tokenizer) => tokenizer,
+    match loaded {
+        Ok(text) => Ok(Some(text)),
         Err(error) if args.token_ids.is_some() => {
             tracing::debug!(%error, "no tokenizer: token ids in, token ids out");
-            return Ok(None);
+            Ok(None)
         }
-        Err(error) => return Err(fault(error)),
-    };
-    let template = match args.raw || args.token_ids.is_some() {
-        true => None,
-        false => ChatTemplate::from_gguf(gguf, &tokenizer).map_err(fault)?,
-    };
-    Ok(Some((tokenizer, template)))
+        Err(source) => Err(AppError::Text { path: path.to_owned(), source: Box::new(source) }),
+    }
 }
 
 fn on_cpu<O: StepObserver>(

@@ -138,7 +138,8 @@ fn faults_of_the_tokenizer_count_for_text_and_not_for_token_ids() {
     let ids = folder.ids(&[1, 2]);
     let text = |text: &str| Text(text.to_owned());
     for (key, value, part) in [
-        ("tokenizer.ggml.model", Some(text("llama")), "gpt2"),
+        ("tokenizer.ggml.model", Some(text("bert")), "gpt2"),
+        ("tokenizer.ggml.model", Some(text("llama")), "0 token scores for 97 tokens"),
         ("tokenizer.ggml.model", None, "tokenizer.ggml.model"),
         ("tokenizer.ggml.pre", Some(text("of tomorrow")), "smollm"),
         ("tokenizer.ggml.tokens", None, "tokenizer.ggml.tokens"),

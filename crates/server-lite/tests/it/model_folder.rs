@@ -3,7 +3,7 @@
 use crate::{
     Folder, golden,
     model_file::{ModelFile, Setting::U32},
-    plimsoll, run_ids,
+    plimsoll, run, run_ids,
 };
 use std::fs;
 
@@ -73,4 +73,37 @@ fn a_folder_that_is_no_model_or_a_faulty_one_is_refused_by_the_name_of_its_file(
     fs::write(home.path().join("config.json"), r#"{"model_type": "mamba"}"#).unwrap();
     let error = run_ids(&folder, home.path(), &golden.ids, &[]).fails(4);
     assert!(error.contains("mamba") && error.contains("known: llama"), "{error}");
+}
+
+#[test]
+fn text_goes_through_the_tokenizer_of_the_folder() {
+    let Some(golden) = golden("tiny-qwen3") else { return };
+    let (folder, from) = (Folder::new(), golden.model.parent().unwrap());
+    fs::create_dir(folder.path("model")).unwrap();
+    for name in ["config.json", "generation_config.json", "model.safetensors"] {
+        fs::copy(from.join(name), folder.path("model").join(name)).unwrap();
+    }
+    let model = folder.arg("model");
+    let run = |more: &[&str]| run(["run", "-m", &model, "--prompt", "the thin", "-n", "3"].iter().chain(more));
+    let error = run(&[]).fails(2);
+    assert!(error.contains("tokenizer.json") && error.contains("token ids"), "{error}");
+    let letters: serde_json::Map<String, serde_json::Value> =
+        "abcdefghijklmnopqrstuvwxyz\u{120}".chars().zip(0..).map(|(c, id)| (c.to_string(), id.into())).collect();
+    let tokenizer = serde_json::json!({
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true },
+        "decoder": { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true },
+        "model": { "type": "BPE", "vocab": letters, "merges": [] },
+    });
+    folder.file("model/tokenizer.json", tokenizer.to_string());
+    let json = run(&["--raw", "--json"]).json();
+    assert_eq!(json["prompt_tokens"], 8, "a letter, a token");
+    // t h e and so on, by their places in the alphabet; the space comes after them.
+    let ids = [19, 7, 4, 26, 19, 7, 8, 13];
+    let by_ids = run_ids(&folder, model.as_ref(), &ids, &["-n", "3", "--json"]).json();
+    assert_eq!((&json["tokens"], &json["text"]), (&by_ids["tokens"], &by_ids["text"]));
+    folder.file("model/tokenizer.json", "{");
+    let error = run(&[]).fails(4);
+    assert!(error.contains("tokenizer.json"), "{error}");
 }
