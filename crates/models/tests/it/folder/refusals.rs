@@ -50,7 +50,7 @@ fn settings_that_are_not_implemented_are_refused_by_name() {
         ("rope_scaling", json!({"type": "longrope", "factor": 2.0}), &["longrope", "llama3"]),
         ("rope_scaling", json!({"rope_type": "linear"}), &["no rope_scaling.factor"]),
         ("rope_scaling", json!({"rope_type": "linear", "factor": 1e-45}), &["factor", "1e-45", "supported: "]),
-        ("rope_scaling", json!({"rope_type": "linear", "factor": 2.0, "mrope_section": [1]}), &["mrope_section"]),
+        ("rope_scaling", json!({"rope_type": "linear", "factor": 2.0, "rope_bias": [1]}), &["rope_bias"]),
         (
             "rope_scaling",
             json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 1.0}),
