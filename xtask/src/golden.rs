@@ -238,7 +238,7 @@ mod tests {
         let error = pick(&["lib".to_owned()]).err().unwrap().to_string();
         assert_eq!(
             error,
-            "no golden script `lib`; there are tiny_llama, tiny_models, smollm2-135m, gemma3-270m, tokenizer"
+            "no golden script `lib`; there are tiny_llama, tiny_models, smollm2-135m, gemma3-270m, sampler, tokenizer"
         );
     }
 
