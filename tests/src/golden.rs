@@ -113,7 +113,7 @@ pub struct Checks {
 
 /// Architectures whose tiny cases the library is held to. A case of another one is for a model that the library cannot load yet.
 pub const SUPPORTED: &[&str] =
-    &["gemma3", "llama", "phi3", "qwen2", "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_moe", "qwen3_next"];
+    &["gemma3", "llama", "olmo2", "phi3", "qwen2", "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_moe", "qwen3_next"];
 
 /// A form in which a case holds its model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -97,7 +97,8 @@ fn expect_little_heap(name: &str, model: &Arc<Model>, threads: usize, dtype: KvD
 #[test]
 fn a_chunk_allocates_little_outside_of_the_arena() -> Result<()> {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    for name in ["tiny-gqa-6x2", "tiny-q4_1", "tiny-k-quants"] {
+    for name in ["tiny-gqa-6x2", "tiny-q4_1", "tiny-k-quants", "tiny-qwen3_moe", "tiny-qwen3_next", "tiny-qwen3_5_moe"]
+    {
         let model = Tiny::load(name)?.model()?;
         for (threads, dtype) in [(1, KvDtype::F32), (2, KvDtype::F16), (4, KvDtype::Bf16)] {
             println!("{}", expect_little_heap(name, &model, threads, dtype)?);

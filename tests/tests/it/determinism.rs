@@ -136,6 +136,22 @@ fn bits_do_not_depend_on_chunk_size_and_threads() -> Result<()> {
     Ok(())
 }
 
+/// A recurrence carries its state, and a short convolution its last rows, over every border.
+#[test]
+fn a_hybrid_cut_at_any_border_has_the_same_bits() -> Result<()> {
+    for name in ["tiny-qwen3_next", "tiny-qwen3_5", "tiny-qwen3_5_moe"] {
+        let subject = Subject::load(name, 140)?;
+        let rows = subject.prompt.len();
+        ensure!(rows > 64, "{name}: {rows} rows have no border between KV blocks");
+        let want = outcome(&mut subject.executor(1, KvDtype::F32)?, &subject, &[rows])?;
+        let mut executor = subject.executor(2, KvDtype::F32)?;
+        for cut in 1..rows {
+            expect_same(&want, &mut executor, &subject, &[cut, rows - cut])?;
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn bits_do_not_depend_on_how_a_prompt_is_cut() -> Result<()> {
     let mut random = Random::new(1);

@@ -17,7 +17,7 @@ use crate::{
     error::ModelError,
     gguf::{Gguf, Value},
     layers::{
-        attention::{AttentionParts, AttentionSpec, AttentionWeights},
+        attention::{AttentionParts, AttentionSpec, AttentionWeights, QkNorms},
         decoder::{Decoder, Head},
         rope::{Rope, RopeScaling, fields::RopeDefaults},
         windows::Windows,
@@ -239,7 +239,7 @@ fn from_folder(folder: &Folder, fields: &Fields<'_>) -> Result<Recorded, ModelEr
 /// Records the program of one pass.
 fn record(cfg: &Config, weights: Weights<'_>) -> Result<Recorded, ModelError> {
     let bias = Bias::stated(cfg.attention_bias);
-    let parts = AttentionParts { qkv_bias: bias, output_bias: bias, head_norms: true, gated: false };
+    let parts = AttentionParts { qkv_bias: bias, output_bias: bias, norms: QkNorms::Heads, gated: false };
     let spec = AttentionSpec {
         scale: as_f32(1.0 / cfg.query_pre_attn_scalar.sqrt()),
         softcap: cfg.attn_logit_softcapping,

@@ -20,7 +20,7 @@ use crate::{
     error::ModelError,
     gguf::Gguf,
     layers::{
-        attention::AttentionParts,
+        attention::{AttentionParts, QkNorms},
         decoder::{Decoder, Head, PreNorm},
         rope::{Rope, fields::RopeDefaults},
     },
@@ -119,7 +119,7 @@ fn record(cfg: &Config, weights: Weights<'_>) -> Result<Recorded, ModelError> {
     let parts = AttentionParts {
         qkv_bias: bias(cfg.attention_bias),
         output_bias: bias(cfg.attention_bias),
-        head_norms: false,
+        norms: QkNorms::None,
         gated: false,
     };
     let layout = match weights.dialect() {

@@ -6,6 +6,7 @@ use plimsoll_program::{Program, Slot};
 
 pub mod gemma3;
 pub mod llama;
+pub mod olmo2;
 pub mod phi3;
 pub mod qwen2;
 pub mod qwen3;

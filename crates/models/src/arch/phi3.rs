@@ -15,7 +15,7 @@ use crate::{
     error::ModelError,
     gguf::Gguf,
     layers::{
-        attention::{AttentionSpec, AttentionWeights},
+        attention::{AttentionSpec, AttentionWeights, QkNorms},
         decoder::{Decoder, Head},
         mlp::{LinearWeights, MlpWeights, gated_mlp},
         rope::{Rope, fields::RopeDefaults},
@@ -127,5 +127,6 @@ fn declare_layer(d: &mut Decoder<'_>, sizes: &Sizes, layer: usize) -> (Attention
     let up = rows_of("ffn_up", 2 * ffn, "ffn_up", ffn, ffn);
     let o = d.weights.linear(&mut d.b, &format!("blk.{layer}.attn_output"), [hidden, q_width], Bias::No);
     let down = d.weights.linear(&mut d.b, &format!("blk.{layer}.ffn_down"), [hidden, ffn], Bias::No);
-    (AttentionWeights { q, k, v, o, q_norm: None, k_norm: None, gate: None }, MlpWeights { gate, up, down })
+    let (norms, q_norm, k_norm) = (QkNorms::None, None, None);
+    (AttentionWeights { q, k, v, o, norms, q_norm, k_norm, gate: None }, MlpWeights { gate, up, down })
 }

@@ -13,7 +13,7 @@ use crate::{
     error::ModelError,
     gguf::Gguf,
     layers::{
-        attention::AttentionParts,
+        attention::{AttentionParts, QkNorms},
         decoder::{Decoder, Head, PreNorm},
         rope::{Rope, fields::RopeDefaults},
         windows::Windows,
@@ -93,7 +93,7 @@ fn record(cfg: &Config, weights: Weights<'_>, output_bias: Bias) -> Result<Recor
     let mut d = Decoder::new(weights, &cfg.sizes);
     let rope_table = d.rope_table("rope.inv_freq", &cfg.rope)?; // [rows, rotary_dim]
     let mut x = d.embed(); // [rows, hidden_size]
-    let parts = AttentionParts { qkv_bias: Bias::Yes, output_bias, head_norms: false, gated: false };
+    let parts = AttentionParts { qkv_bias: Bias::Yes, output_bias, norms: QkNorms::None, gated: false };
     let layer_of = PreNorm { parts, mlp_bias: Bias::No, activation: Activation::Silu, layout: RopeLayout::Halves };
     for (layer, &window) in cfg.windows.iter().enumerate() {
         x = d.pre_norm_layer(layer, x, rope_table, &layer_of, window);

@@ -13,13 +13,13 @@ use crate::{
     error::ModelError,
     gguf::Gguf,
     layers::{
-        attention::{AttentionParts, AttentionSpec, AttentionWeights},
+        attention::{AttentionParts, AttentionSpec, AttentionWeights, QkNorms},
         decoder::{Decoder, Head},
         moe::config::{MoeConfig, SparseLayers},
         rope::{Rope, fields::RopeDefaults},
     },
 };
-use plimsoll_program::{Activation, RopeLayout};
+use plimsoll_program::RopeLayout;
 
 pub(super) const ENTRY: Entry = Entry {
     gguf: &["qwen3moe"],
@@ -74,7 +74,7 @@ fn from_folder(folder: &Folder, fields: &Fields<'_>) -> Result<Recorded, ModelEr
 /// Records the program of one pass.
 fn record(cfg: &Config, weights: Weights<'_>) -> Result<Recorded, ModelError> {
     let bias = cfg.attention_bias;
-    let parts = AttentionParts { qkv_bias: bias, output_bias: bias, head_norms: true, gated: false };
+    let parts = AttentionParts { qkv_bias: bias, output_bias: bias, norms: QkNorms::Heads, gated: false };
     let spec = AttentionSpec::usual(&cfg.sizes, RopeLayout::Halves);
     let mut d = Decoder::new(weights, &cfg.sizes);
     let rope_table = d.rope_table("rope.inv_freq", &cfg.rope)?; // [rows, rotary_dim]
@@ -86,13 +86,7 @@ fn record(cfg: &Config, weights: Weights<'_>) -> Result<Recorded, ModelError> {
         let h = d.attention(layer, h, rope_table, &w, &spec);
         x = d.b.add_assign(x, h);
         let h = d.norm(layer, "ffn_norm", x);
-        let h = match cfg.moe.as_ref().filter(|_| cfg.sparse.contains(layer, &d.weights)) {
-            Some(moe) => d.experts(layer, h, moe, Activation::Silu)?,
-            None => {
-                cfg.sizes.require_intermediate("intermediate_size".to_owned())?;
-                d.dense_mlp(layer, h, Activation::Silu, Bias::No)
-            }
-        };
+        let h = d.sparse_or_dense(layer, h, cfg.moe.as_ref(), &cfg.sparse)?;
         x = d.b.add_assign(x, h);
     }
     d.finish(x, Head::default())

@@ -17,14 +17,14 @@ use crate::{
     error::ModelError,
     gguf::Gguf,
     layers::{
-        attention::{AttentionParts, AttentionSpec, AttentionWeights},
+        attention::{AttentionParts, AttentionSpec, AttentionWeights, QkNorms},
         decoder::{Decoder, Head},
         delta_net::{DeltaNetInputs, DeltaNetShape, DeltaNetWeights, delta_net},
         moe::config::{MoeConfig, SparseLayers},
         rope::{Rope, fields::RopeDefaults},
     },
 };
-use plimsoll_program::{Activation, HeadOrder, RopeLayout, Slot};
+use plimsoll_program::{HeadOrder, RopeLayout, Slot};
 
 pub(super) const ENTRY: Entry = Entry {
     gguf: &["qwen3next"],
@@ -201,7 +201,7 @@ pub(super) fn record(cfg: &Config, weights: Weights<'_>) -> Result<Recorded, Mod
     let units = [("delta.q_unit", q_unit), ("delta.k_unit", k_unit)];
     let units = units.map(|(name, values)| d.weights.computed(&mut d.b, name, values));
     let bias = cfg.attention_bias;
-    let parts = AttentionParts { qkv_bias: bias, output_bias: bias, head_norms: true, gated: true };
+    let parts = AttentionParts { qkv_bias: bias, output_bias: bias, norms: QkNorms::Heads, gated: true };
     let spec = AttentionSpec::usual(&cfg.sizes, RopeLayout::Halves);
     let mut x = d.embed(); // [rows, hidden_size]
     for (layer, &attends) in cfg.attends.iter().enumerate() {
@@ -216,13 +216,7 @@ pub(super) fn record(cfg: &Config, weights: Weights<'_>) -> Result<Recorded, Mod
         };
         x = d.b.add_assign(x, h);
         let h = d.norm(layer, "post_attention_norm", x);
-        let h = match cfg.moe.as_ref().filter(|_| cfg.sparse.contains(layer, &d.weights)) {
-            Some(moe) => d.experts(layer, h, moe, Activation::Silu)?,
-            None => {
-                cfg.sizes.require_intermediate("intermediate_size".to_owned())?;
-                d.dense_mlp(layer, h, Activation::Silu, Bias::No)
-            }
-        };
+        let h = d.sparse_or_dense(layer, h, cfg.moe.as_ref(), &cfg.sparse)?;
         x = d.b.add_assign(x, h);
     }
     d.finish(x, Head::default())

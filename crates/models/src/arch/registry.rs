@@ -1,6 +1,6 @@
 //! Which architectures there are, and how a checkpoint says which it is of.
 
-use super::{Architecture, gemma3, llama, phi3, qwen2, qwen3, qwen3_5, qwen3_moe, qwen3_next};
+use super::{Architecture, gemma3, llama, olmo2, phi3, qwen2, qwen3, qwen3_5, qwen3_moe, qwen3_next};
 use crate::{
     checkpoint::{CheckpointRef, Fields, Folder, Keys, one_line, weights::Sources},
     error::ModelError,
@@ -31,6 +31,7 @@ pub(crate) struct Entry {
 pub(crate) const REGISTRY: &[Entry] = &[
     llama::ENTRY,
     gemma3::ENTRY,
+    olmo2::ENTRY,
     phi3::ENTRY,
     qwen2::ENTRY,
     qwen3::ENTRY,

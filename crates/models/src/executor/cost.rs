@@ -1,6 +1,7 @@
 //! What the CPU kernels of a step need beside its slots: the planner asks here, and so does the executor.
 
 use crate::{
+    kernels::arena::OPERANDS,
     kernels::{
         delta::DeltaShape,
         experts::{self, ExpertShape},
@@ -67,7 +68,7 @@ impl CostModel for CpuCost<'_> {
                 let shapes = parts
                     .iter()
                     .map(|part| (self.weight_types.of(part.weight), program.slot(part.out).extent.width()))
-                    .collect::<SmallVec<[_; 4]>>();
+                    .collect::<SmallVec<[_; OPERANDS]>>();
                 plimsoll_linear::scratch_bytes(rows, in_features, &shapes, self.settings.linear())
             }
             Op::Attend { q, k, v, spec, .. } => {

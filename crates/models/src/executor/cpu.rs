@@ -10,7 +10,10 @@ use super::{
     pass::{ExecError, LogitRows, Segment, dims},
 };
 use crate::{
-    kernels::{arena::Arena, elementwise, norm, rope},
+    kernels::{
+        arena::{Arena, OPERANDS},
+        elementwise, norm, rope,
+    },
     model::{Constant, Model},
 };
 use bytemuck::{cast_slice, cast_slice_mut};
@@ -315,7 +318,7 @@ impl<O: StepObserver> Running<'_, '_, O> {
 
     fn observe(&mut self, step: &Step, index: usize, depth: usize) {
         let program = self.program;
-        let mut outputs: SmallVec<[&[u8]; 4]> = SmallVec::new();
+        let mut outputs: SmallVec<[&[u8]; OPERANDS]> = SmallVec::new();
         step.op.visit(|slot, access| {
             if access == plimsoll_program::Access::Write && program.slot(program.root(slot).0).kind.in_arena() {
                 outputs.push(self.arena.read(byte_range(program, self.layout, slot, &self.dims)));
@@ -500,12 +503,12 @@ impl<O: StepObserver> Running<'_, '_, O> {
     fn linear(&mut self, step: &Step, x: Slot, parts: &[LinearPart]) {
         let info = self.program.slot(x);
         let (rows, x) = (info.extent.rows(&self.dims), self.range(x));
-        let mut writes: SmallVec<[Range<usize>; 4]> = parts.iter().map(|part| self.range(part.out)).collect();
+        let mut writes: SmallVec<[Range<usize>; OPERANDS]> = parts.iter().map(|part| self.range(part.out)).collect();
         writes.push(self.scratch(step));
         let ([x], mut writes) = self.arena.borrow_list([x], &writes);
         let scratch = writes.pop().expect("scratch was pushed above");
         let model = self.model;
-        let mut outputs: SmallVec<[plimsoll_linear::Output<'_>; 4]> = parts
+        let mut outputs: SmallVec<[plimsoll_linear::Output<'_>; OPERANDS]> = parts
             .iter()
             .zip(writes)
             .map(|(part, out)| plimsoll_linear::Output {

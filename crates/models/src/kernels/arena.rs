@@ -8,6 +8,9 @@ use std::{io, ops::Range, ptr::NonNull};
 #[expect(clippy::cast_possible_truncation, reason = "64 fits")]
 const ALIGNMENT: usize = ARENA_ALIGNMENT as usize;
 
+/// Operands that a step may write before a list of them takes heap memory: more than any step here has, four parts of a product and scratch included.
+pub(crate) const OPERANDS: usize = 8;
+
 /// Anonymous pages for one pass at a time. They are zero pages until first touched, are reused from pass to pass of the same size, and go back to
 /// the system when the size changes.
 #[derive(Debug, Default)]
@@ -75,7 +78,7 @@ impl Arena {
         &mut self,
         reads: [Range<usize>; R],
         writes: &[Range<usize>],
-    ) -> ([&[u8]; R], SmallVec<[&mut [u8]; 4]>) {
+    ) -> ([&[u8]; R], SmallVec<[&mut [u8]; OPERANDS]>) {
         self.check(&reads, writes);
         // SAFETY: as in `borrow`.
         #[expect(unsafe_code, reason = "disjoint borrows of one allocation")]

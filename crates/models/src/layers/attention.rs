@@ -17,7 +17,9 @@ pub(crate) struct AttentionWeights {
     pub(crate) k: LinearWeights,
     pub(crate) v: LinearWeights,
     pub(crate) o: LinearWeights,
-    /// RMS norm of each head before RoPE, `[head_dim]`.
+    /// What `q_norm` and `k_norm` are of.
+    pub(crate) norms: QkNorms,
+    /// RMS norm of q before RoPE: `[head_dim]` or `[heads * head_dim]`.
     pub(crate) q_norm: Option<Slot>,
     /// As `q_norm`, of k.
     pub(crate) k_norm: Option<Slot>,
@@ -25,13 +27,22 @@ pub(crate) struct AttentionWeights {
     pub(crate) gate: Option<LinearWeights>,
 }
 
+/// Norms of q and k before RoPE.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum QkNorms {
+    None,
+    /// Of each head alone, one weight for all heads.
+    Heads,
+    /// Of all heads together.
+    Whole,
+}
+
 /// Which optional weights an attention block has.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AttentionParts {
     pub(crate) qkv_bias: Bias,
     pub(crate) output_bias: Bias,
-    /// Norms of q and k, one weight for all heads.
-    pub(crate) head_norms: bool,
+    pub(crate) norms: QkNorms,
     /// A gate of the result, in one tensor with q: the rows of each head's query before those of its gate.
     pub(crate) gated: bool,
 }
@@ -92,9 +103,16 @@ impl AttentionWeights {
         let k = w.linear(b, &name("attn_k"), [kv_width, hidden], parts.qkv_bias);
         let v = w.linear(b, &name("attn_v"), [kv_width, hidden], parts.qkv_bias);
         let o = w.linear(b, &name("attn_output"), [hidden, q_width], parts.output_bias);
-        let mut norm =
-            |part: &str| parts.head_norms.then(|| w.norm(b, &name(&format!("{part}.weight")), sizes.head_dim));
-        Self { q, k, v, o, q_norm: norm("attn_q_norm"), k_norm: norm("attn_k_norm"), gate }
+        let mut norm = |part: &str, whole: usize| {
+            let width = match parts.norms {
+                QkNorms::None => return None,
+                QkNorms::Heads => sizes.head_dim,
+                QkNorms::Whole => whole,
+            };
+            Some(w.norm(b, &name(&format!("{part}.weight")), width))
+        };
+        let (q_norm, k_norm) = (norm("attn_q_norm", q_width), norm("attn_k_norm", kv_width));
+        Self { q, k, v, o, norms: parts.norms, q_norm, k_norm, gate }
     }
 }
 
@@ -113,10 +131,14 @@ pub(crate) fn attention(
     let projections: Vec<_> = projections.into_iter().map(|linear| (linear.weight, linear.bias)).collect();
     let qkv = b.linear_many(x, &projections);
     let rotated = |b: &mut ProgramBuilder, x: Slot, heads: usize, norm: Option<Slot>| {
+        let x = match norm {
+            Some(norm) if w.norms == QkNorms::Whole => b.rms_norm_assign(x, norm, spec.eps),
+            _ => x,
+        };
         let x = b.split_heads(x, heads); // [rows, heads, head_dim]
         let x = match norm {
-            Some(norm) => b.rms_norm_assign(x, norm, spec.eps),
-            None => x,
+            Some(norm) if w.norms == QkNorms::Heads => b.rms_norm_assign(x, norm, spec.eps),
+            _ => x,
         };
         b.rope_assign(x, rope_table, spec.layout)
     };

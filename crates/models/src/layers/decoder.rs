@@ -3,7 +3,11 @@
 use super::{
     attention::{AttentionParts, AttentionSpec, AttentionWeights, attention},
     mlp::{MlpWeights, gated_mlp},
-    moe::{MoeWeights, config::MoeConfig, moe},
+    moe::{
+        MoeWeights,
+        config::{MoeConfig, SparseLayers},
+        moe,
+    },
     rope::Rope,
 };
 use crate::{
@@ -137,6 +141,26 @@ impl<'c> Decoder<'c> {
         self.weights.checkpoint().tensor(&router)?.expect_shape(&[cfg.num_experts, hidden_size])?;
         let w = MoeWeights::declare(&mut self.b, &mut self.weights, layer, hidden_size, cfg);
         Ok(moe(&mut self.b, x, &w, cfg.route(), activation))
+    }
+
+    /// Declares and records a SiLU-gated feed-forward block: of experts in the layers that have them, else a dense one.
+    ///
+    /// # Errors
+    /// [`ModelError`] as of [`experts`](Self::experts); or if a dense layer has no width.
+    pub(crate) fn sparse_or_dense(
+        &mut self,
+        layer: usize,
+        x: Slot,
+        moe: Option<&MoeConfig>,
+        sparse: &SparseLayers,
+    ) -> Result<Slot, ModelError> {
+        match moe.filter(|_| sparse.contains(layer, &self.weights)) {
+            Some(moe) => self.experts(layer, x, moe, Activation::Silu),
+            None => {
+                self.sizes.require_intermediate("intermediate_size".to_owned())?;
+                Ok(self.dense_mlp(layer, x, Activation::Silu, Bias::No))
+            }
+        }
     }
 
     /// Records the RMS norm `blk.<layer>.<part>.weight` of the hidden size. Same shape out, in memory of its own.

@@ -41,13 +41,11 @@ fn differences(name: &str, tokenizer: &Tokenizer, cases: &[Case]) -> Vec<String>
     found
 }
 
-/// The path in an environment variable; says that the test did not run where there is none.
+const SKIPPED: &str = "SKIPPED: PLIMSOLL_TOKENIZERS or PLIMSOLL_GEMMA3_GGUF is not set; `cargo xtask golden --tokenizers` fetches what they name.";
+
+/// The path in an environment variable.
 fn given(variable: &str) -> Option<PathBuf> {
-    let path = env::var_os(variable).map(PathBuf::from);
-    if path.is_none() {
-        println!("SKIPPED: {variable} is not set; `cargo xtask golden --tokenizers` fetches what it names.");
-    }
-    path
+    env::var_os(variable).map(PathBuf::from)
 }
 
 fn cases(folder: &Path, model: &str) -> (PathBuf, Vec<Case>) {
@@ -66,7 +64,10 @@ fn resident_bytes() -> u64 {
 #[test]
 #[ignore = "slow: 60 s, and needs files that real.py prepares"]
 fn real_tokenizer_files_give_the_ids_of_tokenizers() {
-    let Some(tokenizers) = given("PLIMSOLL_TOKENIZERS") else { return };
+    let Some(tokenizers) = given("PLIMSOLL_TOKENIZERS") else {
+        println!("{SKIPPED}");
+        return;
+    };
     let mut found = Vec::new();
     for model in ["gemma3", "qwen3", "llama3", "deepseek_v3"] {
         let (folder, cases) = cases(&tokenizers, model);
@@ -86,7 +87,10 @@ fn real_tokenizer_files_give_the_ids_of_tokenizers() {
 #[test]
 #[ignore = "slow: 20 s, and needs files that real.py prepares and PLIMSOLL_GEMMA3_GGUF"]
 fn the_gguf_of_gemma3_gives_the_ids_of_its_tokenizer_json() {
-    let (Some(tokenizers), Some(path)) = (given("PLIMSOLL_TOKENIZERS"), given("PLIMSOLL_GEMMA3_GGUF")) else { return };
+    let (Some(tokenizers), Some(path)) = (given("PLIMSOLL_TOKENIZERS"), given("PLIMSOLL_GEMMA3_GGUF")) else {
+        println!("{SKIPPED}");
+        return;
+    };
     let (_, cases) = cases(&tokenizers, "gemma3");
     let gguf = Gguf::open(path).unwrap();
     let (start, before) = (Instant::now(), resident_bytes());
@@ -131,7 +135,10 @@ fn templates_of_real_models_give_what_transformers_gives() {
     struct Config {
         chat_template: String,
     }
-    let Some(tokenizers) = given("PLIMSOLL_TOKENIZERS") else { return };
+    let Some(tokenizers) = given("PLIMSOLL_TOKENIZERS") else {
+        println!("{SKIPPED}");
+        return;
+    };
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/chat/case.json");
     let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let golden: Conversations = serde_json::from_str(&text).unwrap();
