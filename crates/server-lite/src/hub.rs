@@ -12,17 +12,21 @@ mod name;
 mod tests;
 mod transfer;
 
-use choose::{Choice, choose};
+use choose::{Choice, ChooseFault, INDEX, choose, shards};
 pub(crate) use error::HubFault;
 use hf_hub::{Cache, CacheRepo, Repo, RepoType};
 pub(crate) use name::HubName;
 use name::{is_inside, is_word};
 use std::{
-    fs,
+    fs::{self, File},
+    io::Read as _,
     path::{Path, PathBuf},
     time::Duration,
 };
 use transfer::Client;
+
+/// Most bytes of an index of weight files: the library reads no more.
+const MAX_INDEX_BYTES: u64 = 64 << 20;
 
 /// How to reach the hub, and where its files are kept.
 #[derive(Debug, Clone)]
@@ -90,10 +94,28 @@ pub(crate) fn fetch(name: &HubName, settings: &HubSettings, quiet: bool) -> Resu
     for file in &choice.files {
         client.fetch(&cache, &listing.commit, file)?;
     }
+    if choice.is_indexed {
+        for file in shards_in(&cache.pointer_path(&listing.commit), &listing.files)? {
+            client.fetch(&cache, &listing.commit, &file)?;
+        }
+    }
     if listing.commit != name.revision {
         cache.create_ref(&listing.commit).map_err(HubFault::io("write a reference in", &settings.cache))?;
     }
     Ok(opened(&cache, &listing.commit, &choice))
+}
+
+/// What the index in the folder `snapshot` names of `files`.
+fn shards_in(snapshot: &Path, files: &[String]) -> Result<Vec<String>, HubFault> {
+    let path = snapshot.join(INDEX);
+    let mut index = Vec::new();
+    let read = File::open(&path).and_then(|file| file.take(MAX_INDEX_BYTES + 1).read_to_end(&mut index));
+    read.map_err(HubFault::io("read", &path))?;
+    if index.len() as u64 > MAX_INDEX_BYTES {
+        let message = format!("it has more than {MAX_INDEX_BYTES} bytes");
+        return Err(ChooseFault::Index { message }.into());
+    }
+    Ok(shards(&index, files)?)
 }
 
 fn opened(cache: &CacheRepo, commit: &str, choice: &Choice) -> PathBuf {
@@ -113,7 +135,12 @@ fn cached(name: &HubName, cache: &CacheRepo) -> Option<PathBuf> {
     if !is_word(&commit) {
         return None;
     }
-    let choice = choose(&files_below(&cache.pointer_path(&commit)), &name.pick).ok()?;
+    let snapshot = cache.pointer_path(&commit);
+    let files = files_below(&snapshot);
+    let choice = choose(&files, &name.pick).ok()?;
+    if choice.is_indexed {
+        shards_in(&snapshot, &files).ok()?;
+    }
     Some(opened(cache, &commit, &choice))
 }
 

@@ -1,7 +1,8 @@
-//! Which files of a repository a name means: decided from their paths alone.
+//! Which files of a repository a name means: decided from their paths, and for weights in several safetensors files from their index.
 
-use super::name::Pick;
-use std::collections::BTreeMap;
+use super::name::{Pick, is_inside};
+use serde::Deserialize;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Files to have, and what to open of them.
 #[derive(Debug, PartialEq, Eq)]
@@ -9,6 +10,8 @@ pub(super) struct Choice {
     pub(super) files: Vec<String>,
     /// The file to open; `None` is the folder of them all.
     pub(super) open: Option<String>,
+    /// Whether [`INDEX`] is among the files and names more of them: [`shards`].
+    pub(super) is_indexed: bool,
 }
 
 /// Why no file could be chosen.
@@ -20,8 +23,14 @@ pub(crate) enum ChooseFault {
     NoQuant { quant: String, known: Vec<String> },
     #[error("several GGUF files could be meant, name one after a colon: {}", shown(found))]
     Several { found: Vec<String> },
-    #[error("there is neither a GGUF file nor config.json with .safetensors files")]
+    #[error("there is neither a GGUF file nor config.json with model.safetensors or {INDEX}")]
     NoModel,
+    #[error("{INDEX} cannot be used: {message}")]
+    Index { message: String },
+    #[error("{INDEX} names {file:?}, which is no .safetensors file beside it")]
+    ShardName { file: String },
+    #[error("{INDEX} names {file}, which is missing")]
+    MissingShard { file: String },
     #[error("part {part} of {count} of {file} is missing")]
     MissingPart { file: String, part: usize, count: usize },
 }
@@ -52,7 +61,11 @@ const BESIDE: [&str; 11] = [
     "chat_template.json",
 ];
 
-const INDEX: &str = "model.safetensors.index.json";
+/// Which file of a folder has which tensor.
+pub(super) const INDEX: &str = "model.safetensors.index.json";
+
+/// Most characters of a name from an index in a message.
+const MAX_NAME_CHARS: usize = 80;
 
 /// The files that `pick` means among `files`, all paths of the repository.
 pub(super) fn choose(files: &[String], pick: &Pick) -> Result<Choice, ChooseFault> {
@@ -71,7 +84,7 @@ pub(super) fn choose(files: &[String], pick: &Pick) -> Result<Choice, ChooseFaul
                 _ => Err(ChooseFault::Several { found: named.into_iter().map(first_of).collect() }),
             }
         }
-        Pick::Any => match folder(files)? {
+        Pick::Any => match folder(files) {
             Some(choice) => Ok(choice),
             None => match &sets[..] {
                 [] => Err(ChooseFault::NoModel),
@@ -83,27 +96,48 @@ pub(super) fn choose(files: &[String], pick: &Pick) -> Result<Choice, ChooseFaul
 }
 
 /// `config.json`, the weights and what stands beside them at the top of the repository; `None` if it is no such folder.
-fn folder(files: &[String]) -> Result<Option<Choice>, ChooseFault> {
+///
+/// The names are those by which the library opens a folder, in its order: weights by any other name would be fetched in vain.
+fn folder(files: &[String]) -> Option<Choice> {
     let has = |name: &str| files.iter().any(|file| file == name);
-    if !has("config.json") {
-        return Ok(None);
+    let weights = ["model.safetensors", INDEX].into_iter().find(|name| has(name)).filter(|_| has("config.json"))?;
+    let beside = BESIDE.into_iter().filter(|name| has(name));
+    let chosen = beside.chain([weights]).map(str::to_owned).collect();
+    Some(Choice { files: chosen, open: None, is_indexed: weights == INDEX })
+}
+
+/// The weight files that an index names, each of which is among `files`. A name that is no file beside the index is refused.
+pub(super) fn shards(index: &[u8], files: &[String]) -> Result<Vec<String>, ChooseFault> {
+    #[derive(Deserialize)]
+    struct Index {
+        /// File by tensor.
+        weight_map: BTreeMap<String, String>,
     }
-    let weights = |file: &&String| file.ends_with(".safetensors") && !file.contains('/');
-    let is_part = |file: &&String| split(file, ".safetensors").is_some_and(|(stem, ..)| stem == "model");
-    let mut chosen: Vec<String> = if has(INDEX) {
-        let parts: Vec<String> = files.iter().filter(is_part).cloned().collect();
-        complete(&parts, ".safetensors")?;
-        [vec![INDEX.to_owned()], parts].concat()
-    } else if has("model.safetensors") {
-        vec!["model.safetensors".to_owned()]
-    } else {
-        files.iter().filter(weights).cloned().collect()
-    };
-    if !chosen.iter().any(|file| file.ends_with(".safetensors")) {
-        return Ok(None);
+
+    let fault = |message: String| ChooseFault::Index { message };
+    let index: Index = serde_json::from_slice(index).map_err(|error| fault(error.to_string()))?;
+    if index.weight_map.is_empty() {
+        return Err(fault("its weight_map is empty".to_owned()));
     }
-    chosen.splice(0..0, BESIDE.iter().filter(|name| has(name)).map(|name| (*name).to_owned()));
-    Ok(Some(Choice { files: chosen, open: None }))
+    let names: BTreeSet<String> = index.weight_map.into_values().collect();
+    let short = |file: &str| file.chars().take(MAX_NAME_CHARS).collect();
+    // All names before any is fetched.
+    if let Some(file) = names.iter().find(|name| !is_shard_name(name)) {
+        return Err(ChooseFault::ShardName { file: short(file) });
+    }
+    if let Some(file) = names.iter().find(|name| !files.contains(name)) {
+        return Err(ChooseFault::MissingShard { file: short(file) });
+    }
+    Ok(names.into_iter().collect())
+}
+
+/// Whether the library takes `name` out of an index.
+fn is_shard_name(name: &str) -> bool {
+    name.ends_with(".safetensors")
+        && name.len() <= 255
+        && !name.starts_with('.')
+        && !name.contains('/')
+        && is_inside(name)
 }
 
 /// A GGUF file, or the parts of one.
@@ -126,7 +160,7 @@ impl<'a> Set<'a> {
     fn choice(&self) -> Result<Choice, ChooseFault> {
         let files: Vec<String> = self.files().map(str::to_owned).collect();
         complete(&files, ".gguf")?;
-        Ok(Choice { open: files.first().cloned(), files })
+        Ok(Choice { open: files.first().cloned(), files, is_indexed: false })
     }
 }
 
@@ -235,10 +269,55 @@ mod tests {
             (None, "config.json tokenizer.json chat_template.jinja model.safetensors".to_owned())
         );
         let list = "config.json model.safetensors.index.json model-00001-of-00002.safetensors model-00002-of-00002.safetensors x.gguf";
-        let all = "config.json model.safetensors.index.json model-00001-of-00002.safetensors model-00002-of-00002.safetensors";
-        assert_eq!(opened(list, &Pick::Any), (None, all.to_owned()));
-        let missing = "config.json model.safetensors.index.json model-00002-of-00002.safetensors";
-        assert!(matches!(choose(&files(missing), &Pick::Any), Err(ChooseFault::MissingPart { part: 1, .. })));
+        assert_eq!(opened(list, &Pick::Any), (None, "config.json model.safetensors.index.json".to_owned()));
+        assert!(choose(&files(list), &Pick::Any).unwrap().is_indexed);
+        // The library opens the one file where there are both.
+        let list = "config.json model.safetensors.index.json model.safetensors";
+        assert_eq!(opened(list, &Pick::Any), (None, "config.json model.safetensors".to_owned()));
+        assert!(!choose(&files(list), &Pick::Any).unwrap().is_indexed);
+    }
+
+    #[test]
+    fn weights_that_the_library_would_not_open_are_no_model() {
+        for list in [
+            "config.json consolidated.safetensors",
+            "config.json model-00001-of-00002.safetensors model-00002-of-00002.safetensors",
+            "config.json sub/model.safetensors",
+            "model.safetensors",
+            "model.safetensors.index.json model-00001-of-00001.safetensors",
+        ] {
+            let error = choose(&files(list), &Pick::Any).unwrap_err();
+            assert_eq!(error, ChooseFault::NoModel, "{list}");
+            assert!(error.to_string().contains("model.safetensors.index.json"), "{error}");
+        }
+        assert_eq!(opened("config.json other.safetensors m.gguf", &Pick::Any).0, Some("m.gguf".to_owned()));
+    }
+
+    #[test]
+    fn an_index_names_its_files_and_none_elsewhere() {
+        let list = files("b.safetensors model.safetensors-00001-of-00002.safetensors a.safetensors sub/c.safetensors");
+        let of = |index: &str| shards(index.as_bytes(), &list);
+        let index = r#"{"metadata": {"total_size": 3}, "weight_map":
+            {"x": "model.safetensors-00001-of-00002.safetensors", "y": "b.safetensors", "z": "b.safetensors"}}"#;
+        assert_eq!(of(index).unwrap(), files("b.safetensors model.safetensors-00001-of-00002.safetensors"));
+        for name in [
+            "../a.safetensors",
+            "/a.safetensors",
+            "sub/c.safetensors",
+            "..",
+            "",
+            "a.bin",
+            ".safetensors",
+            "c:a.safetensors",
+        ] {
+            let index = serde_json::json!({ "weight_map": { "x": "a.safetensors", "y": name } }).to_string();
+            assert_eq!(of(&index), Err(ChooseFault::ShardName { file: name.to_owned() }));
+        }
+        let missing = r#"{"weight_map": {"x": "a.safetensors", "y": "d.safetensors"}}"#;
+        assert_eq!(of(missing), Err(ChooseFault::MissingShard { file: "d.safetensors".to_owned() }));
+        for index in ["", "[]", "{}", r#"{"weight_map": {}}"#, r#"{"weight_map": {"x": 1}}"#] {
+            assert!(matches!(of(index), Err(ChooseFault::Index { .. })), "{index}");
+        }
     }
 
     #[test]

@@ -120,6 +120,63 @@ fn a_set_of_parts_and_a_folder_are_fetched_whole() {
 }
 
 #[test]
+fn weights_in_several_files_are_those_that_the_index_names() {
+    let world = World::new();
+    let index = |names: [&str; 2]| serde_json::json!({ "weight_map": { "x": names[0], "y": names[1] } }).to_string();
+    let parts = ["model.safetensors-00001-of-00002.safetensors", "model.safetensors-00002-of-00002.safetensors"];
+    let put = |name: &str, content: &[u8]| world.hub.state().files.insert(name.to_owned(), content.to_vec());
+    put(INDEX, index(parts).as_bytes());
+    put(parts[0], &weights(5));
+    put("consolidated.safetensors", &weights(6));
+    put("sub/model.safetensors", &weights(7));
+    let error = world.fetch("org/tiny").unwrap_err();
+    assert!(
+        error.is_usage() && error.to_string().contains(&format!("names {}, which is missing", parts[1])),
+        "{error}"
+    );
+    assert_eq!(world.ranges(), [""; 0], "no weights before all names are known to be good");
+
+    // Another commit has the same name here: the index that was kept goes.
+    let renew = |content: &str| {
+        fs::remove_dir_all(world.repo("snapshots")).unwrap();
+        put(INDEX, content.as_bytes());
+    };
+    put(parts[1], &weights(8));
+    for name in ["../../evil.safetensors", "sub/model.safetensors", "/etc/evil.safetensors", "m-Q4_0.gguf"] {
+        renew(&index([parts[0], name]));
+        let error = world.fetch("org/tiny").unwrap_err();
+        assert!(error.is_usage() && error.to_string().contains("no .safetensors file beside it"), "{name}: {error}");
+        assert_eq!(world.ranges(), [""; 0], "{name}");
+    }
+    renew("{");
+    assert!(world.fetch("org/tiny").unwrap_err().to_string().contains(INDEX));
+
+    renew(&index(parts));
+    let folder = world.fetch("org/tiny").unwrap();
+    assert_eq!(world.ranges().len(), 2, "what the index does not name is not fetched");
+    for (part, seed) in [(parts[0], 5), (parts[1], 8)] {
+        assert_eq!(fs::read(folder.join(part)).unwrap(), weights(seed));
+    }
+    assert!(!folder.join("consolidated.safetensors").exists());
+    assert_eq!(world.offline("org/tiny").unwrap(), folder);
+    fs::remove_file(folder.join(parts[1])).unwrap();
+    assert!(matches!(world.offline("org/tiny"), Err(HubFault::Offline { .. })), "a part is gone");
+}
+
+#[test]
+fn weights_that_could_not_be_opened_are_not_fetched() {
+    let world = World::new();
+    {
+        let mut state = world.hub.state();
+        state.files.retain(|name, _| !name.ends_with(".gguf"));
+        state.files.insert("consolidated.safetensors".to_owned(), weights(5));
+    }
+    let error = world.fetch("org/tiny").unwrap_err();
+    assert!(matches!(error, HubFault::Choice(ChooseFault::NoModel)), "{error}");
+    assert_eq!(world.hub.take_requests().len(), 1, "the list alone is asked for");
+}
+
+#[test]
 fn a_connection_that_breaks_is_taken_up_where_it_broke() {
     let world = World::new();
     world.hub.state().cuts = [70_000, 0, 30_001].into();

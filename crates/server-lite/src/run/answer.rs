@@ -36,6 +36,8 @@ pub(super) struct Job<'a> {
     pub(super) prompt: &'a [u32],
     /// Absent for token ids in, token ids out.
     pub(super) tokenizer: Option<&'a Tokenizer>,
+    /// Whether the answer goes on where the prompt's text ends, and is no turn of its own after a chat template.
+    pub(super) continues: bool,
     pub(super) sampler: Sampler,
     pub(super) stops: StopMatcher,
     pub(super) budget: Budget,
@@ -64,7 +66,7 @@ impl Job<'_> {
     ) -> Result<Memory, AppError> {
         ALLOCATOR.restart_peak();
         let (prefill, first) = self.prefill(session, &mut admission)?;
-        let mut answer = Answer::new(self.tokenizer, std::mem::take(&mut self.stops), self.args.json);
+        let mut answer = Answer::new(self.tokenizer, self.continues, std::mem::take(&mut self.stops), self.args.json);
         let decode_start = Instant::now();
         let (finish, passes) = self.decode(session, &first, admission.max_tokens, &mut answer)?;
         let decode_seconds = decode_start.elapsed().as_secs_f64();
@@ -224,12 +226,16 @@ struct Answer<'a> {
 }
 
 impl<'a> Answer<'a> {
-    fn new(tokenizer: Option<&'a Tokenizer>, stops: StopMatcher, quiet: bool) -> Self {
+    fn new(tokenizer: Option<&'a Tokenizer>, continues: bool, stops: StopMatcher, quiet: bool) -> Self {
         Self {
             tokens: Vec::new(),
             text: String::new(),
             tokenizer,
-            detokenizer: Detokenizer::new(SkipSpecial::Yes),
+            detokenizer: match continues {
+                // The space before its first word is the text's, not one that the tokenizer put in front.
+                true => Detokenizer::continuing(SkipSpecial::Yes),
+                false => Detokenizer::new(SkipSpecial::Yes),
+            },
             stops,
             quiet,
         }

@@ -6,6 +6,7 @@ mod outputs;
 mod prompt;
 mod report;
 mod settings;
+mod text;
 mod trace;
 
 use crate::{
@@ -17,13 +18,11 @@ use crate::{
 use answer::Job;
 use budget::{Budget, Needs};
 use plimsoll_models::{
-    Checkpoint, CpuExecutor, CpuProfile, CpuSession, LoadPlan, Model, ModelError, StepObserver, TextModel,
-    chat::ChatTemplate,
+    Checkpoint, CpuExecutor, CpuProfile, CpuSession, LoadPlan, Model, ModelError, StepObserver,
     sampler::{Sampler, StopMatcher},
-    tokenizer::Tokenizer,
 };
 use plimsoll_prefill::CancelToken;
-use std::{path::Path, sync::Arc};
+use std::sync::Arc;
 use trace::Observers;
 
 /// Answers the prompt of `args`. What can be refused is refused before weights are read.
@@ -48,7 +47,8 @@ pub(crate) fn run(args: &RunArgs, sources: &Sources, cancel: &CancelToken) -> Re
     sampler.params().check_vocabulary(plan.architecture().dimensions.vocab_size)?;
     budget.reserve_weights(plan.weights_bytes())?;
 
-    let text = load_text(&checkpoint, args, &path, plan.architecture().dimensions.vocab_size)?;
+    let vocab_size = plan.architecture().dimensions.vocab_size;
+    let (checkpoint, text) = text::load(checkpoint, args, &path, vocab_size, &budget, cancel)?;
     if text.is_none() && !args.sampling.stop.is_empty() {
         return Err(AppError::Usage(
             "--stop needs text, and the model has no tokenizer that makes it from ids".to_owned(),
@@ -59,20 +59,16 @@ pub(crate) fn run(args: &RunArgs, sources: &Sources, cancel: &CancelToken) -> Re
         let needs = Needs::new(args, prompt::least_tokens(bytes, tokenizer), plan.architecture());
         budget.refuse_if_too_long(&needs, &CpuProfile::of_plan(&plan, settings))?;
     }
-    let encoding = prompt::reserve_encoding(&given, &budget)?;
-    let (raw, vocab_size) = (args.raw, plan.architecture().dimensions.vocab_size);
-    let (prompt, text) = interruptible(cancel, "tokenizing the prompt", move || {
-        prompt::encode(given, raw, text.as_ref(), vocab_size).map(|prompt| (prompt, text))
-    })??;
-    drop(encoding);
+    let (prompt, text) = prompt::to_ids(given, text, args.raw, vocab_size, &budget, cancel)?;
     // What is mapped of its files ends with the load: from there on only the packed weights are resident.
     let loaded = interruptible(cancel, "loading the weights", move || load(plan, &checkpoint, settings.threads))??;
     let model = Arc::new(loaded.map_err(model_fault)?);
     budget.measure_overhead(model.weights_bytes(), budget::sampling_bytes(sampler.params(), vocab_size))?;
 
-    let tokenizer = text.map(|(tokenizer, _)| tokenizer);
-    let job =
-        Job { args, model: &model, prompt: &prompt, tokenizer: tokenizer.as_ref(), sampler, stops, budget, cancel };
+    // Only a chat template begins a turn; ids are gone on from as they are.
+    let continues = text.as_ref().is_none_or(|(_, template)| template.is_none());
+    let tokenizer = text.as_ref().map(|(tokenizer, _)| tokenizer);
+    let job = Job { args, model: &model, prompt: &prompt, tokenizer, continues, sampler, stops, budget, cancel };
     if args.trace_hashes.is_none() && args.memory_trace.is_none() {
         return on_cpu(job, settings, ()).map(|_| ());
     }
@@ -90,35 +86,6 @@ fn load(plan: LoadPlan, checkpoint: &Checkpoint, threads: usize) -> Result<Resul
         rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(|index| format!("plimsoll-load-{index}"));
     let pool = pool.build().map_err(|source| AppError::Threads { threads, source })?;
     Ok(pool.install(|| plan.load(checkpoint, threads)))
-}
-
-/// Tokenizer and chat template. Token ids need neither, so a model without them is then no fault.
-fn load_text(
-    checkpoint: &Checkpoint,
-    args: &RunArgs,
-    path: &Path,
-    vocab_size: usize,
-) -> Result<Option<(Tokenizer, Option<ChatTemplate>)>, AppError> {
-    let is_plain = args.raw || args.token_ids.is_some();
-    let loaded = match checkpoint {
-        Checkpoint::Gguf(gguf) => Tokenizer::from_gguf(gguf).and_then(|tokenizer| {
-            let template = if is_plain { None } else { ChatTemplate::from_gguf(gguf, &tokenizer)? };
-            Ok((tokenizer, template))
-        }),
-        Checkpoint::Folder(folder) => {
-            let ends = &folder.generation().eos_token_ids;
-            let text = TextModel::from_folder(folder.path(), ends, Some(vocab_size));
-            text.map(|TextModel { tokenizer, template }| (tokenizer, template.filter(|_| !is_plain)))
-        }
-    };
-    match loaded {
-        Ok(text) => Ok(Some(text)),
-        Err(error) if args.token_ids.is_some() => {
-            tracing::debug!(%error, "no tokenizer: token ids in, token ids out");
-            Ok(None)
-        }
-        Err(source) => Err(AppError::Text { path: path.to_owned(), source: Box::new(source) }),
-    }
 }
 
 fn on_cpu<O: StepObserver>(

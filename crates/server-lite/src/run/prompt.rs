@@ -1,14 +1,15 @@
 //! From what the user gave to token ids.
 
-use super::budget::Budget;
+use super::{budget::Budget, text::Text};
 use crate::{
+    ALLOCATOR,
     cli::RunArgs,
     error::{AppError, Longest},
     interrupt::interruptible,
 };
-use plimsoll_memguard::{Kind, Reservation};
+use plimsoll_memguard::Kind;
 use plimsoll_models::{
-    chat::{ChatTemplate, Message},
+    chat::Message,
     tokenizer::{AddSpecial, ParseSpecial, Tokenizer},
 };
 use plimsoll_prefill::CancelToken;
@@ -21,9 +22,18 @@ use std::{
 /// Bytes of a prompt that are not priced: the program itself takes many times that, and a budget too small for it has better words for that.
 const UNPRICED_BYTES: u64 = 1 << 16;
 
-/// Heap per byte of a prompt's text while it becomes ids, at most: the text, its copy in the template's output, an id per byte in a vector that
-/// doubles, and what the tokenizer needs for the longest piece, which may be all of it.
+/// Heap per byte of a text while it becomes ids, at most: the text, an id per byte in a vector that doubles, and what the tokenizer needs for
+/// the longest piece, which may be all of it.
 const ENCODING_BYTES_PER_BYTE: u64 = 64;
+
+/// Heap per byte of a prompt's text that any chat template takes: the text, its copy as a value of the template, a copy trimmed, the output in
+/// a buffer that doubles, and the output again as text.
+const RENDERING_BYTES_PER_BYTE: u64 = 8;
+
+/// Heap that a chat template may take before the library stops it: values of this much for each byte of the messages and this much beside,
+/// and an output of up to 16 bytes for each, in a buffer that doubles and is copied once.
+const TEMPLATE_BYTES_PER_BYTE: u64 = 64 + 4 * 16;
+const TEMPLATE_BYTES: u64 = (128 + 4) << 20;
 
 /// The same for a text of ids: at least two bytes for each id of four, in a vector that doubles.
 const PARSING_BYTES_PER_BYTE: u64 = 8;
@@ -73,10 +83,54 @@ pub(super) fn read(args: &RunArgs, budget: &Budget, cancel: &CancelToken) -> Res
     }
 }
 
-/// Reserves what [`encode`] needs beside the ids, for as long as it runs.
-pub(super) fn reserve_encoding(given: &Given, budget: &Budget) -> Result<Reservation, AppError> {
-    let bytes = priced(given.text_bytes().unwrap_or(0), ENCODING_BYTES_PER_BYTE);
-    budget.borrow(Kind::Overhead, bytes, "tokenizing the prompt")
+/// A prompt whose text is final.
+enum Rendered {
+    Text(String, AddSpecial),
+    Ids(Vec<u32>),
+}
+
+/// Token ids of the prompt, checked against the vocabulary, within the budget; the text side comes back. Ctrl-C ends it.
+///
+/// A chat template runs first, and the ids are paid for by the length of what it made. For the template itself, what the library lets any
+/// template take is reserved, or all that is left if that is less, but never less than every template needs. Real templates take a small part
+/// of it; one that took more than was reserved, as the allocator counted, is refused once it has ended: what it had is freed by then.
+pub(super) fn to_ids(
+    given: Given,
+    text: Option<Text>,
+    raw: bool,
+    vocab_size: usize,
+    budget: &Budget,
+    cancel: &CancelToken,
+) -> Result<(Vec<u32>, Option<Text>), AppError> {
+    const RENDERING: &str = "rendering the chat template";
+    const ENCODING: &str = "tokenizing the prompt";
+    let is_rendered = !raw && matches!((&given, &text), (Given::Text(_), Some((_, Some(_)))));
+    let bytes = match given.text_bytes() {
+        Some(bytes) if is_rendered => rendering_bytes(bytes, budget.free_bytes()),
+        _ => 0,
+    };
+    let rendering = budget.borrow(Kind::Overhead, bytes, RENDERING)?;
+    let before = ALLOCATOR.live_bytes();
+    ALLOCATOR.restart_peak();
+    let (rendered, text) =
+        interruptible(cancel, RENDERING, move || render(given, raw, text.as_ref()).map(|rendered| (rendered, text)))??;
+    drop(rendering);
+    let taken = ALLOCATOR.peak_bytes().saturating_sub(before);
+    if is_rendered && taken > bytes.saturating_add(UNPRICED_BYTES) {
+        return Err(budget.shortfall(RENDERING, taken, Longest::Unknown));
+    }
+    let bytes = match &rendered {
+        Rendered::Text(text, _) => priced(text.len() as u64, ENCODING_BYTES_PER_BYTE),
+        Rendered::Ids(_) => 0,
+    };
+    let _encoding = budget.borrow(Kind::Overhead, bytes, ENCODING)?;
+    interruptible(cancel, ENCODING, move || encode(rendered, text.as_ref(), vocab_size).map(|ids| (ids, text)))?
+}
+
+/// What is reserved while a chat template runs on a text of `text_bytes`.
+fn rendering_bytes(text_bytes: u64, free_bytes: Option<u64>) -> u64 {
+    let allowed = text_bytes.saturating_mul(TEMPLATE_BYTES_PER_BYTE).saturating_add(TEMPLATE_BYTES);
+    allowed.min(free_bytes.unwrap_or(u64::MAX)).max(priced(text_bytes, RENDERING_BYTES_PER_BYTE))
 }
 
 fn priced(text_bytes: u64, bytes_per_byte: u64) -> u64 {
@@ -129,27 +183,28 @@ pub(super) fn least_tokens(text_bytes: u64, tokenizer: &Tokenizer) -> usize {
     usize::try_from(text_bytes.div_ceil(longest.max(1) as u64)).unwrap_or(usize::MAX)
 }
 
-/// Token ids of the prompt, checked against the vocabulary. Text goes through the model's chat template unless `raw`, or unless the model has none.
-pub(super) fn encode(
-    given: Given,
-    raw: bool,
-    text: Option<&(Tokenizer, Option<ChatTemplate>)>,
-    vocab_size: usize,
-) -> Result<Vec<u32>, AppError> {
-    let ids = match (given, text) {
-        (Given::Ids(ids), _) => ids,
-        (Given::Text(prompt), Some((tokenizer, Some(template)))) if !raw => {
-            let text = template.render(&[Message::new("user", prompt)], true)?;
+/// Text goes through the model's chat template unless `raw`, or unless the model has none.
+fn render(given: Given, raw: bool, text: Option<&Text>) -> Result<Rendered, AppError> {
+    Ok(match (given, text) {
+        (Given::Ids(ids), _) => Rendered::Ids(ids),
+        (Given::Text(prompt), Some((_, Some(template)))) if !raw => {
             // The template writes the special tokens itself.
-            tokenizer.encode(&text, AddSpecial::No, ParseSpecial::Yes)?
+            Rendered::Text(template.render(&[Message::new("user", prompt)], true)?, AddSpecial::No)
         }
-        (Given::Text(prompt), Some((tokenizer, _))) => {
+        (Given::Text(prompt), _) => {
             if !raw {
                 tracing::warn!("the model has no chat template: the prompt is taken as it is");
             }
-            tokenizer.encode(&prompt, AddSpecial::Yes, ParseSpecial::Yes)?
+            Rendered::Text(prompt, AddSpecial::Yes)
         }
-        (Given::Text(_), None) => unreachable!("a missing tokenizer is an error unless ids are given"),
+    })
+}
+
+fn encode(rendered: Rendered, text: Option<&Text>, vocab_size: usize) -> Result<Vec<u32>, AppError> {
+    let ids = match (rendered, text) {
+        (Rendered::Ids(ids), _) => ids,
+        (Rendered::Text(text, special), Some((tokenizer, _))) => tokenizer.encode(&text, special, ParseSpecial::Yes)?,
+        (Rendered::Text(..), None) => unreachable!("a missing tokenizer is an error unless ids are given"),
     };
     if ids.is_empty() {
         return Err(AppError::Usage("the prompt is empty: no token to start from".to_owned()));
@@ -168,6 +223,17 @@ pub(super) fn encode(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_template_gets_what_it_may_take_or_what_is_left_but_no_less_than_it_needs() {
+        const MIB: u64 = 1 << 20;
+        assert_eq!(rendering_bytes(MIB, None), (128 + 132) * MIB);
+        assert_eq!(rendering_bytes(MIB, Some(1 << 40)), (128 + 132) * MIB);
+        assert_eq!(rendering_bytes(MIB, Some(100 * MIB)), 100 * MIB);
+        // More than is left: refused.
+        assert_eq!(rendering_bytes(MIB, Some(MIB)), 8 * (MIB - UNPRICED_BYTES));
+        assert_eq!(rendering_bytes(10, Some(0)), 0);
+    }
 
     #[test]
     fn ids_are_separated_by_any_white_space() {

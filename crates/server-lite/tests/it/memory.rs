@@ -1,6 +1,10 @@
 //! Exit code 3: what does not fit is refused before it is tried, with the numbers that help.
 
-use crate::{Folder, golden, model_file::ModelFile, run, run_ids};
+use crate::{
+    Folder, golden,
+    model_file::{ModelFile, Setting},
+    run, run_ids,
+};
 
 const MIB: u64 = 1 << 20;
 
@@ -135,6 +139,27 @@ fn a_text_that_no_context_can_hold_is_refused_before_it_is_tokenized() {
     let ids = folder.file("ids.txt", "1 ".repeat(9_000_000));
     let error = run(["run", "-m", model, "--token-ids", &ids, "-n", "1"].iter().chain(&budget)).fails(3);
     assert!(error.contains("reading the ids"), "{error}");
+}
+
+#[test]
+fn a_chat_template_that_takes_more_than_the_budget_has_is_refused() {
+    let folder = Folder::new();
+    let mut file = ModelFile::sentencepiece();
+    let mut run = |template: &str| {
+        file.set("tokenizer.chat_template", Setting::Text(template.to_owned()));
+        let model = folder.file("chat.gguf", file.bytes());
+        run(["run", "-m", &model, "--prompt", "a", "-n", "1", "--json", "--memory-budget", "32MiB"])
+    };
+    run("{{ messages[0].content }}").json();
+    // 128 KiB of text, and 350 copies at once, of which nothing is written.
+    let long = format!("{{% set s = 'a ' %}}{}", "{% set s = s ~ s %}".repeat(16));
+    let copies: String = (0..350).map(|i| format!("{{% set s{i} = s ~ {i} %}}")).collect();
+    let hoard = format!("{long}{copies}{{{{ messages[0].content }}}}");
+    let error = run(&hoard).fails(3);
+    assert!(error.contains("rendering the chat template needs "), "{error}");
+    // A text of 640 KiB from a prompt of one letter: its ids are what does not fit.
+    let error = run(&format!("{long}{}", "{{ s }}".repeat(5))).fails(3);
+    assert!(error.contains("tokenizing the prompt needs "), "{error}");
 }
 
 #[test]

@@ -13,6 +13,7 @@ pub(crate) enum Setting {
     Text(String),
     Texts(Vec<String>),
     Numbers(Vec<i32>),
+    Scores(Vec<f32>),
 }
 
 #[derive(Debug, Clone)]
@@ -99,6 +100,22 @@ impl ModelFile {
         file
     }
 
+    /// [`ModelFile::wide`] with a SentencePiece vocabulary: three special tokens, then ` a` to ` m`.
+    pub(crate) fn sentencepiece() -> Self {
+        let mut file = Self::wide(1);
+        let words = ('a'..='m').map(|letter| format!("▁{letter}"));
+        let tokens: Vec<String> = ["<unk>", "<s>", "</s>"].map(str::to_owned).into_iter().chain(words).collect();
+        let kinds = [2, 3, 3].into_iter().chain([1; 13]).collect();
+        file.set("tokenizer.ggml.model", Setting::Text("llama".to_owned()));
+        file.set("tokenizer.ggml.scores", Setting::Scores((0..16u8).map(|id| -f32::from(id)).collect()));
+        file.set("tokenizer.ggml.tokens", Setting::Texts(tokens));
+        file.set("tokenizer.ggml.token_type", Setting::Numbers(kinds));
+        for (name, id) in [("unknown", 0), ("bos", 1), ("eos", 2)] {
+            file.set(&format!("tokenizer.ggml.{name}_token_id"), Setting::U32(id));
+        }
+        file
+    }
+
     /// Adds a tensor of f32 with some values.
     pub(crate) fn add(&mut self, name: &str, shape: &[usize]) {
         let elements: usize = shape.iter().product();
@@ -130,6 +147,7 @@ impl ModelFile {
                 Setting::Text(value) => writer.put(key, value.as_str()),
                 Setting::Texts(values) => writer.put(key, values.iter().map(String::as_str).collect::<Vec<_>>()),
                 Setting::Numbers(values) => writer.put(key, values.clone()),
+                Setting::Scores(values) => writer.put(key, values.clone()),
             }
             .unwrap();
         }

@@ -1,6 +1,10 @@
 //! What a run prints: the JSON object, plain text, token ids.
 
-use crate::{Folder, finish, golden, plimsoll, run, run_ids};
+use crate::{
+    Folder, finish, golden,
+    model_file::{ModelFile, Setting},
+    plimsoll, run, run_ids,
+};
 use serde_json::Value;
 use std::{collections::BTreeSet, io::Write, process::Stdio};
 
@@ -72,6 +76,28 @@ fn greedy_tokens_are_the_goldens() {
         let want: Vec<u64> = golden.greedy[..steps].iter().map(|&id| id.into()).collect();
         assert_eq!(tokens(&json), want, "{name}");
     }
+}
+
+#[test]
+fn an_answer_that_continues_a_text_keeps_its_first_space_and_a_turn_of_a_chat_does_not() {
+    let folder = Folder::new();
+    let mut file = ModelFile::sentencepiece();
+    let plain = folder.file("plain.gguf", file.bytes());
+    file.set("tokenizer.chat_template", Setting::Text("{{ messages[0].content }} b".to_owned()));
+    let chat = folder.file("chat.gguf", file.bytes());
+    // The bias leaves no other token than ` c`.
+    let answer = |model: &str, more: &[&str]| {
+        let args = ["run", "-m", model, "-n", "3", "--logit-bias", "5=1000", "--json"];
+        let json = run(args.iter().chain(more)).json();
+        assert_eq!(tokens(&json), [5, 5, 5]);
+        (json["prompt_tokens"].as_u64().unwrap(), json["text"].as_str().unwrap().to_owned())
+    };
+    let prompt = ["--prompt", "a"];
+    assert_eq!(answer(&chat, &prompt), (2, "c c c".to_owned()));
+    assert_eq!(answer(&chat, &["--prompt", "a", "--raw"]), (2, " c c c".to_owned()));
+    assert_eq!(answer(&plain, &prompt), (2, " c c c".to_owned()));
+    let ids = folder.ids(&[1, 3]);
+    assert_eq!(answer(&chat, &["--token-ids", &ids]), (2, " c c c".to_owned()));
 }
 
 #[test]
