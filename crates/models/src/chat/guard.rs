@@ -4,6 +4,9 @@
 //! only where they are kept: by `set`, by a loop's or a macro's names. So a check is written behind each of these (`kept`, `seen`), on
 //! the same line, and what one tag alone can build is bounded by the number of its words. Statements that keep values in other ways
 //! and that no chat template needs are refused.
+//!
+//! All of this holds only if a tag, a comment and a raw stretch end here where they end for the engine: else one could hide another.
+//! So the rules of the engine's lexer are followed to the byte, and what does not end at all is refused.
 
 use super::ChatError;
 
@@ -32,16 +35,32 @@ pub(super) fn guard(source: &str) -> Result<Guarded, ChatError> {
     let mut guarded = Guarded { source: String::with_capacity(source.len() * 2), longest_text_bytes: 0 };
     let mut at = 0;
     let mut elifs = 0;
+    let mut line = 1;
+    // Up to where `line` has counted.
+    let mut counted = 0;
     // Names of `set` blocks that are open.
     let mut captures: Vec<Option<String>> = Vec::new();
     while at < source.len() {
         let Some(start) = next_tag(source, at) else { break };
         guarded.text(&source[at..start]);
-        let line = 1 + source[..start].matches('\n').count();
+        line += source[counted..start].matches('\n').count();
+        counted = start;
         let unsupported = |detail: String| ChatError::Unsupported { line, detail };
         if source[start..].starts_with("{#") {
-            at = source[start..].find("#}").map_or(source.len(), |length| start + length + 2);
+            // The `#` of the beginning is not that of the end: `{#}` goes on.
+            let length = source[start + 2..].find("#}");
+            at = start + 4 + length.ok_or_else(|| unsupported("a comment without an end".to_owned()))?;
             guarded.source.push_str(&source[start..at]);
+            continue;
+        }
+        // Before anything else looks into the tag, as the engine does.
+        if source[start..].starts_with("{%")
+            && let Some(length) = bare_tag(&source[start + 2..], "raw")
+        {
+            let text = start + 2 + length;
+            at = end_of_raw(source, text).ok_or_else(|| unsupported("a raw without an end".to_owned()))?;
+            guarded.source.push_str(&source[start..at]);
+            guarded.longest_text_bytes = guarded.longest_text_bytes.max(at - text);
             continue;
         }
         let tag = Tag::scan(source, start).map_err(|detail| unsupported(detail.to_owned()))?;
@@ -76,13 +95,6 @@ pub(super) fn guard(source: &str) -> Result<Guarded, ChatError> {
             }
             "macro" => {
                 checks = parameters(rest).ok_or_else(|| unsupported("a macro without plain parameters".to_owned()))?
-            }
-            "raw" => {
-                let end = end_of_raw(source, at);
-                guarded.source.push_str(&source[start..end]);
-                guarded.longest_text_bytes = guarded.longest_text_bytes.max(end - at);
-                at = end;
-                continue;
             }
             // What `transformers` marks the assistant's tokens with; for a text it does nothing.
             "generation" | "endgeneration" => {
@@ -197,15 +209,23 @@ fn end_of_string(bytes: &[u8], at: usize) -> Option<usize> {
     }
 }
 
-/// The end of `{% endraw %}`.
-fn end_of_raw(source: &str, at: usize) -> usize {
-    for (distance, _) in source[at..].match_indices("{%") {
-        let body = source[at + distance + 2..].trim_start_matches(['-', '+']).trim_start();
-        if body.starts_with("endraw") {
-            return source[at + distance..].find("%}").map_or(source.len(), |length| at + distance + length + 2);
+/// The end of the first `{% endraw %}`.
+fn end_of_raw(source: &str, mut at: usize) -> Option<usize> {
+    loop {
+        at += source[at..].find("{%")? + 2;
+        if let Some(length) = bare_tag(&source[at..], "endraw") {
+            return Some(at + length);
         }
     }
-    source.len()
+}
+
+/// Bytes from behind `{%` to behind `%}` of a tag that is `name` alone: at most one mark of white space at each end, and only what is
+/// white space in ASCII. Anything else, `endrawx` or `endraw x`, the engine does not take for it.
+fn bare_tag(text: &str, name: &str) -> Option<usize> {
+    let rest = text.strip_prefix(['-', '+']).unwrap_or(text).trim_ascii_start();
+    let rest = rest.strip_prefix(name)?.trim_ascii_start();
+    let rest = rest.strip_prefix(['-', '+']).unwrap_or(rest).strip_prefix("%}")?;
+    Some(text.len() - rest.len())
 }
 
 fn split_word(text: &str) -> (&str, &str) {

@@ -77,25 +77,14 @@ impl Folder {
 
 /// The JSON object in the file at `path`; `None` if there is no such file.
 pub(super) fn read_object(path: &Path) -> Result<Option<Map<String, Value>>, FolderError> {
-    let fault = |source| FolderError::Open { path: path.to_owned(), source };
-    let metadata = match fs::metadata(path) {
-        Ok(metadata) => metadata,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(fault(error)),
-    };
-    // Asked before opening: to open a pipe would wait for its other end.
-    if !metadata.is_file() {
-        return Err(FolderError::NotAFile { path: path.to_owned() });
-    }
-    let too_large = |bytes| FolderError::TooLarge { path: path.to_owned(), bytes, max_bytes: MAX_SETTINGS_BYTES };
-    if metadata.len() > MAX_SETTINGS_BYTES {
-        return Err(too_large(metadata.len()));
-    }
-    let mut bytes = Vec::new();
-    fs::File::open(path).and_then(|file| file.take(MAX_SETTINGS_BYTES + 1).read_to_end(&mut bytes)).map_err(fault)?;
-    if bytes.len() as u64 > MAX_SETTINGS_BYTES {
-        return Err(too_large(bytes.len() as u64));
-    }
+    let bytes = read_bounded(path, MAX_SETTINGS_BYTES).map_err(|fault| match fault {
+        ReadFault::System(source) => FolderError::Open { path: path.to_owned(), source },
+        ReadFault::NotAFile => FolderError::NotAFile { path: path.to_owned() },
+        ReadFault::TooLarge { bytes } => {
+            FolderError::TooLarge { path: path.to_owned(), bytes, max_bytes: MAX_SETTINGS_BYTES }
+        }
+    })?;
+    let Some(bytes) = bytes else { return Ok(None) };
     match serde_json::from_slice(&bytes) {
         Ok(Value::Object(object)) => Ok(Some(object)),
         Ok(other) => Err(FolderError::Shape {
@@ -106,4 +95,39 @@ pub(super) fn read_object(path: &Path) -> Result<Option<Map<String, Value>>, Fol
         }),
         Err(error) => Err(FolderError::Json { path: path.to_owned(), fault: one_line(&error.to_string()) }),
     }
+}
+
+/// Why [`read_bounded`] gave no bytes.
+#[derive(Debug)]
+pub(crate) enum ReadFault {
+    /// The file could not be opened or read.
+    System(std::io::Error),
+    /// A folder, a pipe or a device.
+    NotAFile,
+    /// More bytes than allowed: at least so many.
+    TooLarge { bytes: u64 },
+}
+
+/// The bytes of the regular file at `path`, at most `max_bytes`; `None` if there is no such file.
+pub(crate) fn read_bounded(path: &Path, max_bytes: u64) -> Result<Option<Vec<u8>>, ReadFault> {
+    let metadata = match fs::metadata(path) {
+        Ok(metadata) => metadata,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(ReadFault::System(error)),
+    };
+    // Asked before opening: to open a pipe would wait for its other end.
+    if !metadata.is_file() {
+        return Err(ReadFault::NotAFile);
+    }
+    if metadata.len() > max_bytes {
+        return Err(ReadFault::TooLarge { bytes: metadata.len() });
+    }
+    let mut bytes = Vec::new();
+    let file = fs::File::open(path).map_err(ReadFault::System)?;
+    // One byte more than allowed shows a file that is too large, whatever its metadata say.
+    file.take(max_bytes + 1).read_to_end(&mut bytes).map_err(ReadFault::System)?;
+    if bytes.len() as u64 > max_bytes {
+        return Err(ReadFault::TooLarge { bytes: bytes.len() as u64 });
+    }
+    Ok(Some(bytes))
 }

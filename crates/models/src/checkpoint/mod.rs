@@ -17,6 +17,7 @@ pub(crate) mod weights;
 pub use error::FolderError;
 pub(crate) use fields::Fields;
 pub use folder::Folder;
+pub(crate) use folder::{ReadFault, read_bounded};
 pub use generation::GenerationConfig;
 pub(crate) use keys::Keys;
 pub use safetensors::Dtype as SafetensorsType;

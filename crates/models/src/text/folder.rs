@@ -1,17 +1,13 @@
 //! The text side of a folder as Hugging Face's `transformers` writes it.
 
-use std::{
-    collections::BTreeMap,
-    fs::File,
-    io::{ErrorKind, Read as _},
-    path::Path,
-};
+use std::{collections::BTreeMap, io, path::Path};
 
 use serde::{Deserialize, de::DeserializeOwned};
 
 use super::{TextError, TextModel};
 use crate::{
     chat::ChatTemplate,
+    checkpoint::{ReadFault, read_bounded},
     tokenizer::{JsonSettings, Tokenizer},
 };
 
@@ -149,18 +145,10 @@ fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, TextError> {
 
 /// `None` if there is no such file.
 fn read_file(path: &Path, max_bytes: u64) -> Result<Option<Vec<u8>>, TextError> {
-    let fault = |source| TextError::File { path: path.to_owned(), source };
-    let file = match File::open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(fault(error)),
-    };
-    let mut bytes = Vec::new();
-    // One byte more than allowed shows a file that is too large, whatever its metadata say.
-    file.take(max_bytes + 1).read_to_end(&mut bytes).map_err(fault)?;
-    if bytes.len() as u64 > max_bytes {
-        let size = path.metadata().map_or(bytes.len() as u64, |metadata| metadata.len());
-        return Err(TextError::FileTooLarge { path: path.to_owned(), bytes: size, max_bytes });
-    }
-    Ok(Some(bytes))
+    let path = path.to_owned();
+    read_bounded(&path, max_bytes).map_err(|fault| match fault {
+        ReadFault::System(source) => TextError::File { path, source },
+        ReadFault::NotAFile => TextError::File { path, source: io::Error::other("it is not a regular file") },
+        ReadFault::TooLarge { bytes } => TextError::FileTooLarge { path, bytes, max_bytes },
+    })
 }

@@ -4,6 +4,7 @@ use std::{fmt, sync::Mutex};
 
 use super::{
     ParseSpecial, TokenizerError,
+    json::MAX_GAPS,
     vocab::{Alphabet, Literal, TokenKind, Vocabulary, VocabularyBuilder},
 };
 
@@ -45,7 +46,13 @@ impl Foreign {
     ) -> Result<(Vocabulary, Vec<Literal>), TokenizerError> {
         let inner = self.inner.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
         let added = inner.get_added_tokens_decoder();
-        let tokens = inner.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
+        let ids = inner.get_vocab(true);
+        let tokens = ids.values().max().map_or(0, |&id| id as usize + 1);
+        if tokens > ids.len() + MAX_GAPS {
+            let text_bytes = ids.keys().map(String::len).sum();
+            return Err(TokenizerError::VocabularyTooLarge { tokens, text_bytes });
+        }
+        drop(ids);
         let mut builder = VocabularyBuilder::new(alphabet);
         for id in 0..vocab_size.unwrap_or(tokens) {
             let id = u32::try_from(id).map_err(|_| TokenizerError::VocabularyTooLarge { tokens, text_bytes: 0 })?;

@@ -149,6 +149,79 @@ fn templates_that_would_take_all_memory_are_ended() {
 }
 
 #[test]
+fn no_statement_hides_behind_a_comment_or_a_raw_stretch() {
+    let growth =
+        "{% set ns=namespace(s='ab') %}{% for i in range(40) %}{% set ns.s=ns.s~ns.s %}{% endfor %}{{ ns.s[:2] }}";
+    let check = |template: &str| check_refused(&template.replace("GROWTH", growth), "are allowed");
+    check("GROWTH");
+    // The second brace of `{#}` ends no comment.
+    check("{#}{% raw %}#}GROWTH{#{% endraw %}#}");
+    check("{#}{{ '#}GROWTH{#' }}#}");
+    check("{#}{#}GROWTH{#}#}");
+    check("{#-#}GROWTH{#+#}");
+    // What ends no raw stretch, must not let a comment begin inside of it.
+    for other in [
+        "{% endrawx %}",
+        "{% endraw x %}",
+        "{% endraw",
+        "{% endraw- %}",
+        "{% endraw --%}",
+        "{% endraw }}",
+        "{%-- endraw %}",
+        "{%+- endraw %}",
+        "{% - endraw %}",
+        "{%\u{a0}endraw %}",
+        "{%\u{b}endraw %}",
+        "{% endraw\u{a0}%}",
+        "{{ endraw }}",
+        "{# endraw #}",
+        "{% raw %}",
+    ] {
+        check(&format!("{{% raw %}}{other}{{# {{% endraw %}}GROWTH#}}"));
+        check(&format!("{{%-raw+%}}{other}{{{{ '{{%-endraw-%}}GROWTH' }}}}"));
+    }
+    // What ends one, and what is inside of the first only.
+    for end in ["{%endraw%}", "{%-\n endraw\t-%}", "{%+endraw+%}", "{%\r\u{c}endraw %}", "{%{%endraw%}", "{{%endraw%}"]
+    {
+        check(&format!("{{% raw %}}{{#{end}GROWTH{{#{end}#}}"));
+        check(&format!("{{%-\traw\n+%}}{{% raw %}}{end}GROWTH{{# {end}#}}"));
+    }
+    // Braces in strings end no tag, and strings no comment.
+    check("{{ '}}{#' }}GROWTH{{ '#}' }}");
+    check("{{ '\\'}}{#' }}GROWTH{{ '#}' }}");
+    check("{% if '%}{% raw %}' %}GROWTH{% endif %}{{ '{% endraw %}' }}");
+    check("{# '#}GROWTH{# '#}");
+    check("{# {# #}GROWTH{{ '#}' }}");
+    check("{{{'a': {'b': '}}'}}}}GROWTH");
+    // What has no end is refused, as is what only resembles a raw stretch.
+    check_refused("a\n{#}", "line 2: a comment without an end");
+    check_refused("a\n\n{# b {% c %}", "line 3: a comment without an end");
+    check_refused("{% raw %}\n{% endrawx %}", "line 1: a raw without an end");
+    check_refused("{% raw x %}{% endraw %}", "\"raw\" is not supported");
+    check_refused("{% raw--%}{% endraw %}", "\"raw\" is not supported");
+    check_refused("{% endraw %}", "\"endraw\" is not supported");
+}
+
+#[test]
+fn raw_stretches_and_comments_are_read_as_the_engine_reads_them() {
+    let check = |source: &str, want: &str| assert_eq!(render(source, &[]).unwrap(), want, "{source}");
+    check("a{#}b#}c{#-#}d {#- e -#} f", "acdf");
+    check("{% raw %}{% endrawx %}{# {% endraw %}a{# #}", "{% endrawx %}{# a");
+    check("{% raw %}{%-- endraw %}{% endraw x %}{{ a {%+endraw+%}b", "{%-- endraw %}{% endraw x %}{{ a b");
+    check("x {%-raw-%} {{ y {%-\n endraw\t-%} z", "x{{ yz");
+    check("{% raw %}{% raw %}{% endraw %}{% set a = 1 %}{{ a }}", "{% raw %}1");
+}
+
+#[test]
+fn many_tags_and_lines_are_read_in_one_pass() {
+    let source = "\n{{1}}".repeat(40_000);
+    let start = std::time::Instant::now();
+    assert_eq!(render(&source, &[]).unwrap().len(), 80_000);
+    assert!(start.elapsed().as_secs() < 10, "{:?}", start.elapsed());
+    check_refused(&format!("{}{{% with %}}", &source[..6 * 33_333]), "line 33334: the statement \"with\"");
+}
+
+#[test]
 fn templates_that_would_never_end_are_ended() {
     let three = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}{% endfor %}";
     check_refused(three, "");

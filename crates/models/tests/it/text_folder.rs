@@ -165,3 +165,54 @@ fn other_kinds_of_tokenizers_are_left_to_the_tokenizers_crate() {
     assert_eq!(tokenizer.decode(&ids, SkipSpecial::Yes).unwrap(), "ab a");
     assert!(!tokenizer.encode("</s>", AddSpecial::Yes, ParseSpecial::No).unwrap().contains(&6));
 }
+
+#[test]
+fn what_is_no_regular_file_is_refused_and_not_waited_for() {
+    for name in [
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "chat_template.jinja",
+        "chat_template.json",
+    ] {
+        let refused = |make: &dyn Fn(&Path) -> bool| {
+            let folder = folder(&[("tokenizer.json", tokenizer())]);
+            let path = folder.path().join(name);
+            let _ = fs::remove_file(&path);
+            if !make(&path) {
+                return;
+            }
+            // In a thread of its own: a reader that waits for the pipe's other end would wait for ever.
+            let (sender, receiver) = std::sync::mpsc::channel();
+            let read = folder.path().to_owned();
+            std::thread::spawn(move || sender.send(TextModel::from_folder(&read, &[], None).map(drop)));
+            let result = receiver.recv_timeout(std::time::Duration::from_secs(30)).expect("it does not wait");
+            let text = result.unwrap_err().to_string();
+            assert!(text.contains(name) && text.contains("not a regular file") && !text.contains('\n'), "{text}");
+        };
+        refused(&|path| fs::create_dir(path).is_ok());
+        // Where there is no such program, the folder has to do.
+        #[cfg(unix)]
+        refused(&|path| std::process::Command::new("mkfifo").arg(path).status().is_ok_and(|status| status.success()));
+    }
+}
+
+#[test]
+fn one_id_far_beyond_the_others_does_not_take_memory() {
+    let with_last = |last: u32| {
+        let mut file = tokenizer();
+        file["added_tokens"] = json!([]);
+        file["post_processor"] = json!(null);
+        file["pre_tokenizer"] = json!(null);
+        file["decoder"] = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false});
+        file["model"] = json!({"type": "WordLevel", "unk_token": "b", "vocab": {"a": 0, "b": last}});
+        let folder = folder(&[("tokenizer.json", file)]);
+        TextModel::from_folder(folder.path(), &[], None)
+    };
+    assert_eq!(with_last(90_000).unwrap().tokenizer.vocab_size(), 90_001);
+    for last in [100_002, i32::MAX as u32, u32::MAX] {
+        let text = with_last(last).unwrap_err().to_string();
+        let tokens = u64::from(last) + 1;
+        assert_eq!(text, format!("the vocabulary is too large: {tokens} tokens, 2 bytes of text"));
+    }
+}

@@ -38,7 +38,7 @@ pub struct JsonSettings {
 }
 
 /// Ids may have gaps, but a file must not ask for memory that it does not pay for.
-const MAX_GAPS: usize = 100_000;
+pub(super) const MAX_GAPS: usize = 100_000;
 
 impl Tokenizer {
     /// The tokenizer of a `tokenizer.json`, given as its bytes.
