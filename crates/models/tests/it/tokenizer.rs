@@ -353,3 +353,42 @@ fn any_text_survives_a_round_trip() {
         prop_assert_eq!(joined, text);
     });
 }
+
+#[test]
+fn a_tokenizer_json_that_would_fail_or_take_all_memory_later_is_refused_when_it_is_read() {
+    let file = |key: &str, value: serde_json::Value| {
+        let mut file = json!({
+            "normalizer": null, "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null, "decoder": {"type": "ByteLevel"},
+            "model": {"type": "BPE", "vocab": {"h": 0, "e": 1, "he": 2}, "merges": ["h e"]},
+        });
+        *file.pointer_mut(key).unwrap() = value;
+        Tokenizer::from_json(&serde_json::to_vec(&file).unwrap(), &JsonSettings::default())
+    };
+    assert!(file("/normalizer", json!({"type": "Lowercase"})).is_ok(), "the file itself is taken");
+    let replace = |content: &str| json!({"type": "Replace", "pattern": {"String": "h"}, "content": content});
+    let thousand = "h".repeat(1000);
+    let template = json!({
+        "type": "TemplateProcessing", "single": vec![json!({"SpecialToken": {"id": "q", "type_id": 0}}); 50],
+        "pair": [], "special_tokens": {"q": {"id": "q", "ids": vec![1; 50], "tokens": vec!["e"; 50]}},
+    });
+    let model = |more: serde_json::Value| {
+        let mut model = json!({"type": "BPE", "vocab": {"h": 0, "e": 1, "he": 2}, "merges": ["h e"]});
+        model.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        model
+    };
+    let lowercase =
+        json!({"type": "Sequence", "normalizers": [replace("hh"), replace(&thousand), {"type": "Lowercase"}]});
+    for (key, value, want) in [
+        ("/normalizer", json!({"type": "Precompiled", "precompiled_charsmap": "!!"}), "Precompiled"),
+        ("/normalizer", replace(&thousand), "64 times"),
+        ("/normalizer", lowercase, "64 times"),
+        ("/pre_tokenizer", json!({"type": "FixedLength", "length": 0}), "FixedLength"),
+        ("/post_processor", template, "more than 64 tokens"),
+        ("/model", model(json!({"dropout": 0.5})), "dropout of 0.5"),
+        ("/model", model(json!({"continuing_subword_prefix": "##########"})), "continuing_subword_prefix"),
+        ("/model", json!({"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}), "unknown token"),
+    ] {
+        let error = file(key, value).expect_err(want).to_string();
+        assert!(error.contains(want) && !error.contains('\n') && error.len() < 400, "{want}: {error}");
+    }
+}

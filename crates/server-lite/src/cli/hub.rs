@@ -70,6 +70,10 @@ pub(crate) fn hub_settings() -> Result<HubSettings, AppError> {
 /// The token in a file; `None` if there is no such file.
 fn token_of(path: &Path) -> Result<Option<String>, AppError> {
     let fault = |source| AppError::File { doing: "read the hub's token in", path: path.to_owned(), source };
+    // A pipe would be waited on for ever.
+    if std::fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
+        return Err(AppError::Usage(format!("the hub's token in {} is no regular file", path.display())));
+    }
     let file = match File::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),

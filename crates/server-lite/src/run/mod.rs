@@ -38,6 +38,7 @@ pub(crate) fn run(args: &RunArgs, sources: &Sources, cancel: &CancelToken) -> Re
     let given = prompt::read(args, &budget, cancel)?;
 
     let path = sources.resolve(&args.model, cancel)?;
+    outputs::spare_model(args, &path)?;
     if path.is_dir() && !path.join("config.json").exists() {
         return Err(AppError::ModelFolder { path });
     }

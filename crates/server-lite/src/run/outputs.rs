@@ -19,13 +19,7 @@ pub(super) fn check(args: &RunArgs) -> Result<(), AppError> {
     }
     let given = |path: &Option<PathBuf>| path.as_deref().and_then(|path| path.canonicalize().ok());
     let mut taken = vec![given(&Some(PathBuf::from(&args.model))), given(&args.prompt_file), given(&args.token_ids)];
-    let outputs = [
-        ("--logits-out", &args.logits_out),
-        ("--trace-hashes", &args.trace_hashes),
-        ("--memory-trace", &args.memory_trace),
-    ];
-    for (flag, path) in outputs {
-        let Some(path) = path.as_deref() else { continue };
+    for (flag, path) in outputs(args) {
         let refused = |why: &str| Err(AppError::Usage(format!("{flag} {}: {why}", path.display())));
         if path.file_name().is_none() {
             return refused("it names no file");
@@ -47,6 +41,31 @@ pub(super) fn check(args: &RunArgs) -> Result<(), AppError> {
         taken.push(Some(real));
     }
     Ok(())
+}
+
+/// Refuses outputs that would write over a file of the model, which is a GGUF file, one part of several, or a folder.
+pub(super) fn spare_model(args: &RunArgs, model: &Path) -> Result<(), AppError> {
+    let (Ok(model), whole_folder) = (model.canonicalize(), model.is_dir()) else { return Ok(()) };
+    let folder = if whole_folder { model.as_path() } else { files::folder_of(&model) };
+    for (flag, path) in outputs(args) {
+        let real = real_path(path);
+        // Other parts of a split model are GGUF files beside the one that was named.
+        let of_model = real == model || whole_folder || real.extension() == model.extension();
+        if real.exists() && real.parent() == Some(folder) && of_model {
+            return Err(AppError::Usage(format!("{flag} {}: it is a file of the model", path.display())));
+        }
+    }
+    Ok(())
+}
+
+/// The outputs that are asked for, by their flags.
+fn outputs(args: &RunArgs) -> impl Iterator<Item = (&'static str, &Path)> {
+    let all = [
+        ("--logits-out", &args.logits_out),
+        ("--trace-hashes", &args.trace_hashes),
+        ("--memory-trace", &args.memory_trace),
+    ];
+    all.into_iter().filter_map(|(flag, path)| Some((flag, path.as_deref()?)))
 }
 
 /// The path with its folder resolved, whether the file exists or not.

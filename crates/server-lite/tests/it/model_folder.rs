@@ -107,3 +107,30 @@ fn text_goes_through_the_tokenizer_of_the_folder() {
     let error = run(&[]).fails(4);
     assert!(error.contains("tokenizer.json"), "{error}");
 }
+
+#[test]
+fn an_output_never_writes_over_a_file_of_the_model() {
+    let Some(golden) = golden("tiny-gqa-6x2") else { return };
+    let folder = Folder::new();
+    let model = folder.path("model");
+    fs::create_dir(&model).unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        fs::copy(golden.model.with_file_name(name), model.join(name)).unwrap();
+    }
+    for name in ["a.gguf", "b.gguf"] {
+        fs::copy(&golden.model, folder.path(name)).unwrap();
+    }
+    for (given, output) in [
+        ("model", "model/model.safetensors"),
+        ("model", "model/config.json"),
+        ("a.gguf", "b.gguf"),
+        ("a.gguf", "a.gguf"),
+    ] {
+        let output = folder.path(output);
+        let before = fs::read(&output).unwrap();
+        let more = ["-n", "0", "--logits-out", output.to_str().unwrap()];
+        let error = run_ids(&folder, &folder.path(given), &[1, 2], &more).fails(2);
+        assert!(error.contains("--logits-out"), "{error}");
+        assert!(fs::read(&output).unwrap() == before, "{} was written over", output.display());
+    }
+}

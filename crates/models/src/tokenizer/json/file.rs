@@ -105,7 +105,16 @@ impl File {
                         for id in listed {
                             let id = id.as_u64().and_then(|id| u32::try_from(id).ok());
                             let id = id.ok_or_else(|| json_error(&format!("the template's {name} has a bad id")))?;
-                            if text_seen { ids.1.push(id) } else { ids.0.push(id) }
+                            if text_seen {
+                                ids.1.push(id)
+                            } else {
+                                ids.0.push(id)
+                            }
+                            if ids.0.len() + ids.1.len() > MAX_TEMPLATE_IDS {
+                                return Err(json_error(&format!(
+                                    "the template adds more than {MAX_TEMPLATE_IDS} tokens"
+                                )));
+                            }
                         }
                     }
                 }
@@ -119,7 +128,57 @@ impl File {
         }
         Ok(ids)
     }
+
+    /// Refuses what the `tokenizers` crate would take from the file and then fail on, take any memory for, or do at random.
+    pub(super) fn check_foreign(&self) -> Result<(), TokenizerError> {
+        let refuse = |detail: String| Err(json_error(&detail));
+        if let Some(dropout) = self.model.dropout.filter(|&dropout| dropout != 0.0) {
+            return refuse(format!("a dropout of {dropout} gives other tokens each time; set it to null"));
+        }
+        let kind = self.model.kind.as_deref().unwrap_or("BPE");
+        if kind == "BPE" && self.model.continuing_subword_prefix.as_ref().is_some_and(|prefix| !prefix.is_empty()) {
+            return refuse("a continuing_subword_prefix is not supported for BPE".to_owned());
+        }
+        let unknown = match kind {
+            "WordLevel" => Some("<unk>"),
+            "WordPiece" => Some("[UNK]"),
+            _ => None,
+        };
+        if let Some(default) = unknown {
+            let token = self.model.unk_token.as_deref().unwrap_or(default);
+            if !self.model.vocab.iter().any(|(word, _)| word == token) {
+                return refuse(format!("the vocabulary lacks the unknown token {token:?}, which {kind} needs"));
+            }
+        }
+        if flatten(&self.pre_tokenizer, "pretokenizers").iter().any(|step| step["type"] == "FixedLength") {
+            return refuse("pre-tokenizer FixedLength is not supported".to_owned());
+        }
+        let mut growth = 1usize;
+        for step in flatten(&self.normalizer, "normalizers") {
+            let text = |key: &str| step[key].as_str().map_or(0, str::len);
+            growth = growth.saturating_mul(match step["type"].as_str() {
+                Some("Precompiled") => return refuse("normalizer Precompiled is not supported".to_owned()),
+                // A pattern may match one character, or nothing.
+                Some("Replace") => match step["pattern"]["String"].as_str() {
+                    Some(pattern) if !pattern.is_empty() => text("content").div_ceil(pattern.len()).max(1),
+                    _ => text("content") + 1,
+                },
+                Some("Prepend") => text("prepend") / 16 + 1,
+                _ => 1,
+            });
+        }
+        if growth > MAX_GROWTH {
+            return refuse(format!("the normalizers may make a text more than {MAX_GROWTH} times as long"));
+        }
+        Ok(())
+    }
 }
+
+/// Most tokens that a template may put around a text; known ones put one or two.
+const MAX_TEMPLATE_IDS: usize = 64;
+
+/// Most that normalizers may lengthen a text; known ones write three bytes for a space.
+const MAX_GROWTH: usize = 64;
 
 /// The steps of a part that may be absent, one step, or a sequence under the key `list`.
 pub(super) fn flatten<'v>(value: &'v Value, list: &str) -> Vec<&'v Value> {

@@ -57,6 +57,7 @@ impl Tokenizer {
             Some(recipe) => own(&file, recipe, decoding, settings.vocab_size)?,
             None => {
                 tracing::debug!("tokenizer.json is of a kind that is left to the tokenizers crate");
+                file.check_foreign()?;
                 foreign(json, decoding, settings.vocab_size)?
             }
         };
