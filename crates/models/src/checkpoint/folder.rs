@@ -8,8 +8,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Largest settings file: those of real models stay below a hundredth of it.
-const MAX_SETTINGS_BYTES: u64 = 64 << 20;
+/// Largest settings file: the index of the largest models takes about half of it. Parsed, JSON of many small parts takes ten times its bytes.
+const MAX_SETTINGS_BYTES: u64 = 16 << 20;
 
 /// An open model folder: its settings, and its weights mapped into memory.
 #[derive(Debug)]
