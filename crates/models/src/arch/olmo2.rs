@@ -68,9 +68,7 @@ impl Config {
     fn from_fields(fields: &Fields<'_>) -> Result<Self, ModelError> {
         fields.find_choice("hidden_act", &["silu", "swish"])?;
         // The class takes another value than those of its relatives where nothing is said.
-        if !fields.contains("rms_norm_eps") {
-            return Err(ModelError::MissingField { field: fields.name("rms_norm_eps") });
-        }
+        fields.require("rms_norm_eps")?;
         let sizes = Sizes::from_fields(fields, &Defaults::default())?;
         sizes.require_intermediate(fields.name("intermediate_size"))?;
         let rope = Rope::from_fields(fields, &RopeDefaults::usual(sizes.head_dim, sizes.max_position_embeddings))?;

@@ -49,6 +49,14 @@ impl<'a> Fields<'a> {
         self.map.contains_key(key)
     }
 
+    /// Refuses a config without the field: where an architecture's class takes a value that its relatives do not.
+    ///
+    /// # Errors
+    /// [`ModelError::MissingField`].
+    pub(crate) fn require(&self, key: &str) -> Result<(), ModelError> {
+        if self.contains(key) { Ok(()) } else { Err(ModelError::MissingField { field: self.name(key) }) }
+    }
+
     /// Names of all fields.
     pub(crate) fn keys(&self) -> impl Iterator<Item = &'a str> {
         self.map.keys().map(String::as_str)

@@ -19,7 +19,7 @@ pub(crate) use micro::Micro;
 use super::Avx512;
 use super::avx512::{check_panel, finish, is_operand, words};
 use crate::WeightType;
-use crate::kernels::{K_BLOCK, Kernel, STEP_PAIRS, Scalar, VECTOR_ALIGN};
+use crate::kernels::{STEP_PAIRS, VECTOR_ALIGN};
 use crate::layout::PANEL;
 
 /// Rows and columns of a tile of sums.
@@ -76,10 +76,7 @@ impl Amx {
         assert!(out.as_ptr().addr().is_multiple_of(VECTOR_ALIGN), "tiles are not aligned");
         let out: &mut [u32] = bytemuck::cast_slice_mut(out);
         // SAFETY: an `Amx` exists only after `detect` found the instructions. The panel was checked and `out` has room for every pair.
-        let done = unsafe { words(ty, panel.as_ptr(), start, len, out.as_mut_ptr()) };
-        if !done {
-            dequantize_by_definition(ty, panel, start, len, out);
-        }
+        unsafe { words(ty, panel.as_ptr(), start, len, out.as_mut_ptr()) };
         out[len.div_ceil(2) * PANEL..].fill(0);
     }
 
@@ -116,21 +113,6 @@ impl Amx {
         assert!(rows <= TILE && columns <= PANEL, "more than a tile");
         // SAFETY: an `Amx` exists only after `detect` found the instructions; the output is the caller's promise.
         unsafe { finish_tile(sums, bias, (rows, columns), out, stride) }
-    }
-}
-
-/// Types without vector code: the definition, then packed to pairs. What it gives is rounded, so its lower half is zero.
-fn dequantize_by_definition(ty: WeightType, panel: &[u8], start: usize, len: usize, out: &mut [u32]) {
-    let mut floats = [0.0f32; K_BLOCK * PANEL];
-    for (from, out) in (start..start + len).step_by(K_BLOCK).zip(out.chunks_mut(K_BLOCK / 2 * PANEL)) {
-        let len = K_BLOCK.min(start + len - from);
-        Scalar.dequantize(ty, panel, from, len, &mut floats);
-        for (pair, out) in floats.chunks_exact(2 * PANEL).zip(out.chunks_exact_mut(PANEL)).take(len.div_ceil(2)) {
-            let (even, odd) = pair.split_at(PANEL);
-            for ((out, even), odd) in out.iter_mut().zip(even).zip(odd) {
-                *out = (even.to_bits() >> 16) | odd.to_bits();
-            }
-        }
     }
 }
 
@@ -258,9 +240,25 @@ unsafe fn finish_tile(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernels::{K_BLOCK, Kernel, Scalar};
+
+    /// The scalar definition, packed to pairs. What it gives is rounded, so its lower half is zero.
+    fn dequantize_by_definition(ty: WeightType, panel: &[u8], start: usize, len: usize, out: &mut [u32]) {
+        let mut floats = [0.0f32; K_BLOCK * PANEL];
+        for (from, out) in (start..start + len).step_by(K_BLOCK).zip(out.chunks_mut(K_BLOCK / 2 * PANEL)) {
+            let len = K_BLOCK.min(start + len - from);
+            Scalar.dequantize(ty, panel, from, len, &mut floats);
+            for (pair, out) in floats.chunks_exact(2 * PANEL).zip(out.chunks_exact_mut(PANEL)).take(len.div_ceil(2)) {
+                let (even, odd) = pair.split_at(PANEL);
+                for ((out, even), odd) in out.iter_mut().zip(even).zip(odd) {
+                    *out = (even.to_bits() >> 16) | odd.to_bits();
+                }
+            }
+        }
+    }
 
     #[test]
-    fn a_type_without_vector_code_dequantizes_to_the_same_tiles() {
+    fn more_than_a_k_block_dequantizes_to_the_tiles_of_the_definition() {
         let Some(amx) = Amx::detect() else { return };
         let (ty, start, len) = (WeightType::Q8_0, 64, 544);
         let panel_bytes = crate::layout::panel_bytes(ty, start + len).unwrap();

@@ -10,7 +10,7 @@ pub(super) use tile::finish;
 pub(super) use unpack::words;
 
 use crate::WeightType;
-use crate::kernels::{K_BLOCK, Kernel, Scalar, Tile, VECTOR_ALIGN};
+use crate::kernels::{K_BLOCK, Kernel, Tile, VECTOR_ALIGN};
 use crate::layout::{self, PANEL};
 use crate::number::SMALLEST_OPERAND_BITS;
 
@@ -51,9 +51,6 @@ impl Kernel for Avx512 {
     }
 
     fn dequantize(self, ty: WeightType, panel: &[u8], start: usize, len: usize, out: &mut [f32]) {
-        if !unpack::has(ty) {
-            return Scalar.dequantize(ty, panel, start, len, out);
-        }
         check_panel(ty, panel, start, len, K_BLOCK);
         assert!(len <= K_BLOCK && out.len() >= K_BLOCK * PANEL, "more than a k block");
         assert!(out.as_ptr().addr().is_multiple_of(VECTOR_ALIGN), "output is not aligned");
@@ -69,7 +66,7 @@ impl Kernel for Avx512 {
     }
 
     fn fuses(self, ty: WeightType, rows: usize) -> bool {
-        unpack::has(ty) && rows <= fused::ROWS
+        ty.multiplies_in_bf16() && rows <= fused::ROWS
     }
 
     unsafe fn fused(self, ty: WeightType, panel: &[u8], start: usize, tile: &Tile<'_>) {

@@ -42,21 +42,16 @@ pub(super) trait Pairs {
     unsafe fn end_step(&mut self);
 }
 
-/// Whether this module reads the type: all but f32, and those to come.
-pub(super) fn has(ty: WeightType) -> bool {
-    use WeightType::{Bf16, F16, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
-    matches!(ty, F16 | Bf16 | Q4_0 | Q4_1 | Q5_0 | Q5_1 | Q8_0 | Q2K | Q3K | Q4K | Q5K | Q6K | Iq4Nl | Iq4Xs | Mxfp4)
-}
-
 /// Hands out the pairs of a panel.
 ///
 /// # Safety
-/// See the module; `has(ty)`.
+/// See the module.
 #[inline(always)]
 pub(super) unsafe fn unpack<P: Pairs>(ty: WeightType, panel: *const u8, start: usize, len: usize, to: &mut P) {
     // SAFETY: the caller's promise.
     unsafe {
         match ty {
+            WeightType::F32 => unreachable!("f32 weights are multiplied as they are"),
             WeightType::F16 => f16(panel, start, len, to),
             WeightType::Bf16 => bf16(panel, start, len, to),
             WeightType::Q4_0 => blocks::q4_0(panel, start, len, to),
@@ -72,7 +67,6 @@ pub(super) unsafe fn unpack<P: Pairs>(ty: WeightType, panel: *const u8, start: u
             WeightType::Q5K => super_blocks::q5_k(panel, start, len, to),
             WeightType::Q6K => super_blocks::q6_k(panel, start, len, to),
             WeightType::Iq4Xs => super_blocks::iq4_xs(panel, start, len, to),
-            _ => unreachable!("{ty} is not read here"),
         }
     }
 }
@@ -151,14 +145,14 @@ impl Pairs for Words {
 /// Dequantizes to `[k][16]` rounded f32.
 ///
 /// # Safety
-/// See the module; `out` has room, 64-byte aligned; `has(ty)`.
+/// See the module; `out` has room, 64-byte aligned.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) unsafe fn floats(ty: WeightType, panel: *const u8, start: usize, len: usize, out: *mut f32) {
     // SAFETY: the caller's promise.
     unsafe { unpack(ty, panel, start, len, &mut Floats(out)) }
 }
 
-/// Dequantizes to `[k pair][16][2]` bf16; false, with nothing written, for a type that this file does not read.
+/// Dequantizes to `[k pair][16][2]` bf16.
 ///
 /// # Safety
 /// See the module; `out` has room, 64-byte aligned.
@@ -169,12 +163,9 @@ pub(in crate::kernels::x86_64) unsafe fn words(
     start: usize,
     len: usize,
     out: *mut u32,
-) -> bool {
-    if has(ty) {
-        // SAFETY: the caller's promise.
-        unsafe { unpack(ty, panel, start, len, &mut Words(out)) }
-    }
-    has(ty)
+) {
+    // SAFETY: the caller's promise.
+    unsafe { unpack(ty, panel, start, len, &mut Words(out)) }
 }
 
 /// 16 f16.
