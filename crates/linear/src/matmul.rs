@@ -1,6 +1,6 @@
 //! The product: checks, scratch, rounding of `x`.
 
-use crate::kernels::{self, K_BLOCK, Kernel, Operand, Part, Product, Scalar};
+use crate::kernels::{self, Kernel, PANEL_SCRATCH, Operand, Part, Product, Scalar};
 use crate::layout::PANEL;
 use crate::{Isa, PackedWeight, Settings, WeightType};
 
@@ -58,7 +58,7 @@ impl ScratchPlan {
             rounded: if any_bf16 { x_elements } else { 0 },
             padded: if any_f32 && !in_features.is_multiple_of(2) { x_elements } else { 0 },
             tiles: 0,
-            task: if any_bf16 { K_BLOCK * PANEL } else { 0 },
+            task: if any_bf16 { task_panels(settings.isa) * PANEL_SCRATCH } else { 0 },
             tasks: settings.threads.max(1),
         };
         #[cfg(target_arch = "x86_64")]
@@ -76,10 +76,19 @@ impl ScratchPlan {
     }
 }
 
+/// Panels that the kernels of an instruction set dequantize at a time.
+fn task_panels(isa: Isa) -> usize {
+    match isa {
+        // AMX leaves what tiles are not made for to AVX-512.
+        Isa::Avx512 | Isa::Amx => 2,
+        _ => 1,
+    }
+}
+
 /// Scratch bytes that [`linear`] needs for these shapes: a pure function of them and of `settings`.
 ///
 /// `parts` lists type and `out_features` of each weight. If any weight is not f32, rows of `x` rounded to bf16 take about `4 * rows *
-/// in_features` bytes, and each task takes 16 KiB. With [`Isa::Amx`] and 3 rows or more, `rows` is rounded up to 32, takes half of that, and
+/// in_features` bytes, and each task takes 16 KiB, or 32 KiB with AVX-512. With [`Isa::Amx`] and 3 rows or more, `rows` is rounded up to 32, takes half of that, and
 /// each task takes up to 20 KiB and, if `in_features` is above 320, up to 256 KiB for sums that wait.
 pub fn scratch_bytes(rows: usize, in_features: usize, parts: &[(WeightType, usize)], settings: Settings) -> u64 {
     ScratchPlan::new(rows, in_features, parts.iter().copied(), settings).elements() as u64 * size_of::<f32>() as u64

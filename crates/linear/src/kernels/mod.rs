@@ -11,7 +11,7 @@ mod tiled;
 mod x86_64;
 
 pub(crate) use part::{Operand, Part};
-pub(crate) use product::Product;
+pub(crate) use product::{PANEL_SCRATCH, Product};
 pub(crate) use scalar::Scalar;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use tiled::{TiledPlan, TiledProduct};
@@ -52,6 +52,13 @@ pub(crate) struct Tile<'a> {
     pub(crate) bias: Option<&'a [f32; PANEL]>,
 }
 
+/// Weights and bias of 16 columns, as in [`Tile`].
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Panel<'a> {
+    pub(crate) w: &'a [f32],
+    pub(crate) bias: Option<&'a [f32; PANEL]>,
+}
+
 impl Tile<'_> {
     fn check_x(&self, most_rows: usize) {
         assert!((1..=most_rows).contains(&self.rows), "a tile has 1 to {most_rows} rows");
@@ -60,8 +67,12 @@ impl Tile<'_> {
 
     fn check(&self, most_rows: usize) {
         self.check_x(most_rows);
-        assert!(self.w.as_ptr().addr().is_multiple_of(VECTOR_ALIGN), "weights are not aligned");
-        assert!(self.w.len() >= 2 * self.pairs * PANEL, "k past the panel");
+        self.check_w(self.w);
+    }
+
+    fn check_w(&self, w: &[f32]) {
+        assert!(w.as_ptr().addr().is_multiple_of(VECTOR_ALIGN), "weights are not aligned");
+        assert!(w.len() >= 2 * self.pairs * PANEL, "k past the panel");
     }
 }
 
@@ -83,6 +94,18 @@ pub(crate) trait Kernel: Copy + Send + Sync {
     /// # Safety
     /// The rows of `tile.out` are valid for reads and writes and nobody else's for the time of the call.
     unsafe fn tile(self, tile: &Tile<'_>);
+
+    /// Most rows of [`Kernel::wide_tile`]; divides [`MAX_TILE_ROWS`], and is 0 where there is no such tile.
+    const WIDE_TILE_ROWS: usize = 0;
+
+    /// Two tiles side by side: `second` has the weights of the 16 columns behind those of `tile`, and their bias if this is the end of `k`.
+    /// Rows of the output have 32 elements.
+    ///
+    /// # Safety
+    /// As `tile`.
+    unsafe fn wide_tile(self, _tile: &Tile<'_>, _second: Panel<'_>) {
+        unreachable!("a kernel without wide tiles")
+    }
 
     /// Whether [`Kernel::fused`] takes `rows` rows of weights of this type; if so, `rows` is at most [`Kernel::TILE_ROWS`].
     fn fuses(self, _ty: WeightType, _rows: usize) -> bool {

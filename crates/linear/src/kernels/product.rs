@@ -7,13 +7,18 @@ use std::ops::Range;
 
 use super::part::{Part, find, panels};
 use super::tasks::{self, ITEMS_PER_TASK};
-use super::{K_BLOCK, Kernel, MAX_TILE_ROWS, STEP_PAIRS, Tile};
+use super::{K_BLOCK, Kernel, MAX_TILE_ROWS, Panel, STEP_PAIRS, Tile};
 use crate::layout::PANEL;
 
 /// Rows of an item, unless there are too few panels: rows times [`K_BLOCK`] operands should stay in the second-level cache.
 const ITEM_ROWS: usize = 16 * MAX_TILE_ROWS;
-/// Bytes of `x` that stay in the second-level cache whatever the order of the loops.
-const RESIDENT_X_BYTES: usize = 64 << 10;
+/// Bytes of an item's rows of `x` that stay in the second-level cache, or are fetched from the third in time.
+const RESIDENT_X_BYTES: usize = 480 << 10;
+/// Panels that take turns on one block of `k` where all of `x` does not stay: the more, the less often a block of `x` is fetched, but all
+/// their outputs (12 KiB each) wait beside it.
+const WAITING_PANELS: usize = 8;
+/// Elements of one dequantized panel in scratch.
+pub(crate) const PANEL_SCRATCH: usize = K_BLOCK * PANEL;
 /// Fewest rows of an item: below, dequantizing a panel costs more than multiplying with it.
 const MIN_ITEM_ROWS: usize = 4 * MAX_TILE_ROWS;
 /// Multiply-adds below which a second task costs more than it saves.
@@ -38,6 +43,8 @@ impl<'a> Product<'a> {
         let row_ranges = rows.div_ceil(ITEM_ROWS).max(wanted.div_ceil(panels.max(1)).min(rows / MIN_ITEM_ROWS)).max(1);
         let item_rows = rows.div_ceil(row_ranges).next_multiple_of(MAX_TILE_ROWS);
         let item_panels = (panels * row_ranges / wanted).clamp(1, panels.max(1));
+        // Whole pairs, for wide tiles.
+        let item_panels = if item_panels == 1 { 1 } else { item_panels.next_multiple_of(2) };
         Self { parts, rows, in_features, panels, item_panels, item_rows }
     }
 
@@ -45,8 +52,8 @@ impl<'a> Product<'a> {
         self.panels.div_ceil(self.item_panels) * self.rows.div_ceil(self.item_rows)
     }
 
-    /// Runs all items on at most `scratch.len() / (K_BLOCK * PANEL)` tasks, or one if the work is small; every task
-    /// dequantizes into its own `[K_BLOCK][16]` slice of `scratch`.
+    /// Runs all items on at most `threads` tasks, or one if the work is small; every task dequantizes into its own slice of `scratch`,
+    /// [`PANEL_SCRATCH`] elements for each panel of its widest tile.
     pub(crate) fn run<K: Kernel>(&self, kernel: K, threads: usize, scratch: &mut [f32]) {
         let work = self.rows.saturating_mul(self.in_features).saturating_mul(self.panels * PANEL);
         let tasks = if work < INLINE_WORK { 1 } else { threads.min(self.items()) };
@@ -67,30 +74,93 @@ impl<'a> Product<'a> {
         let rows = first_row..(first_row + self.item_rows).min(self.rows);
         let first_panel = item / row_ranges * self.item_panels;
         let panels = first_panel..(first_panel + self.item_panels).min(self.panels);
-        // Many rows: all panels take their turn on one block of `k`, so its slice of `x` stays in the second-level cache.
-        // Few rows: all of `x` stays anyway, and each panel streams from memory in one go.
+        // Where all of `x` stays in the second-level cache, a panel, or a pair, goes through all of `k` and its outputs stay in the first.
         let x_bytes = rows.len() * self.in_features * size_of::<f32>();
-        let together = if x_bytes <= RESIDENT_X_BYTES { 1 } else { panels.len() };
+        let together = match (x_bytes <= RESIDENT_X_BYTES, K::WIDE_TILE_ROWS) {
+            (true, 0) => 1,
+            (true, _) => 2,
+            (false, _) => WAITING_PANELS,
+        };
         // Equal blocks of whole steps: a short last block would spend its time on loading and storing sums. Block formats
         // of 256 elements always get whole blocks.
         let k = self.in_features;
         let k_block = k.div_ceil(k.div_ceil(K_BLOCK)).next_multiple_of(2 * STEP_PAIRS);
         for first_panel in panels.clone().step_by(together) {
+            let end_panel = (first_panel + together).min(panels.end);
             for start in (0..k).step_by(k_block) {
                 let block = start..(start + k_block).min(k);
-                for panel in first_panel..(first_panel + together).min(panels.end) {
-                    let (part, panel) = find(self.parts, panel);
-                    let ty = part.weight.weight_type();
+                let mut next = first_panel;
+                while next < end_panel {
+                    let (part, panel) = find(self.parts, next);
+                    let weight = part.weight;
                     // Few rows keep their sums in registers over all of `k`, and need no room for weights.
-                    let block = match kernel.fuses(ty, rows.len()) {
+                    let fused = kernel.fuses(weight.weight_type(), rows.len());
+                    let is_pair = K::WIDE_TILE_ROWS > 0
+                        && !fused
+                        && next + 1 < end_panel
+                        && (panel + 2) * PANEL <= weight.out_features();
+                    next += if is_pair { 2 } else { 1 };
+                    let block = match fused {
                         false => block.clone(),
                         true if start == 0 => 0..k,
                         true => continue,
                     };
-                    // SAFETY: another panel or another range of rows in every other item.
-                    unsafe { self.run_panel(kernel, part, panel, block, rows.clone(), scratch) };
+                    // SAFETY: other panels or another range of rows in every other item.
+                    unsafe {
+                        if is_pair {
+                            self.run_pair(kernel, part, panel, block, rows.clone(), scratch);
+                        } else {
+                            self.run_panel(kernel, part, panel, block, rows.clone(), scratch);
+                        }
+                    }
                 }
             }
+        }
+    }
+
+    /// A full panel and the full one behind it, one block of `k`, for a range of rows.
+    ///
+    /// # Safety
+    /// No other call with the same part, one of these panels and an overlapping range of rows may run at the same time.
+    unsafe fn run_pair<K: Kernel>(
+        &self,
+        kernel: K,
+        part: &Part<'_>,
+        panel: usize,
+        block: Range<usize>,
+        rows: Range<usize>,
+        scratch: &mut [f32],
+    ) {
+        let (weight, x) = (part.weight, part.x);
+        let columns = panel * PANEL..(panel + 2) * PANEL;
+        let pairs = block.len().div_ceil(2);
+        let (left, right) = scratch.split_at_mut(scratch.len().min(PANEL_SCRATCH));
+        let w = operands(kernel, part, panel, &block, left);
+        let second_w = operands(kernel, part, panel + 1, &block, right);
+        let (mut bias, mut second_bias) = ([0.0; PANEL], [0.0; PANEL]);
+        if let Some(values) = part.bias {
+            let (left, right) = values[columns.clone()].split_at(PANEL);
+            bias.copy_from_slice(left);
+            second_bias.copy_from_slice(right);
+        }
+        let last = block.end == self.in_features;
+        let second = Panel { w: second_w, bias: last.then_some(&second_bias) };
+        for row in rows.clone().step_by(K::WIDE_TILE_ROWS) {
+            let tile_rows = K::WIDE_TILE_ROWS.min(rows.end - row);
+            let at = row * weight.out_features() + columns.start;
+            let tile = Tile {
+                x: &x.data[row * x.stride + block.start..],
+                x_stride: x.stride,
+                rows: tile_rows,
+                w,
+                pairs,
+                out: part.out.row(at, (tile_rows - 1) * weight.out_features() + 2 * PANEL),
+                out_stride: weight.out_features(),
+                first: block.start == 0,
+                bias: last.then_some(&bias),
+            };
+            // SAFETY: the rows of these panels are this call's alone.
+            unsafe { kernel.wide_tile(&tile, second) };
         }
     }
 
@@ -114,14 +184,7 @@ impl<'a> Product<'a> {
         let pairs = block.len().div_ceil(2);
         let ty = weight.weight_type();
         let fused = kernel.fuses(ty, rows.len());
-        let w = if fused {
-            &[]
-        } else if ty.multiplies_in_bf16() {
-            kernel.dequantize(ty, panel, start, block.len(), scratch);
-            &scratch[..2 * pairs * PANEL]
-        } else {
-            &bytemuck::cast_slice(panel)[start * PANEL..][..2 * pairs * PANEL]
-        };
+        let w = if fused { &[] } else { operands(kernel, part, panel_index, &block, scratch) };
         let mut bias = [0.0; PANEL];
         if let Some(values) = part.bias {
             bias[..columns].copy_from_slice(&values[first_column..][..columns]);
@@ -164,4 +227,21 @@ impl<'a> Product<'a> {
             }
         }
     }
+}
+
+/// Rows `block` of `k` of a panel, `[k][16]`, an odd number of them padded with zeros: dequantized to `scratch`, or f32 weights as they are.
+fn operands<'a, K: Kernel>(
+    kernel: K,
+    part: &Part<'a>,
+    panel: usize,
+    block: &Range<usize>,
+    scratch: &'a mut [f32],
+) -> &'a [f32] {
+    let (weight, len) = (part.weight, block.len().next_multiple_of(2) * PANEL);
+    let (ty, panel) = (weight.weight_type(), weight.panel(panel));
+    if !ty.multiplies_in_bf16() {
+        return &bytemuck::cast_slice(panel)[block.start * PANEL..][..len];
+    }
+    kernel.dequantize(ty, panel, block.start, block.len(), scratch);
+    &scratch[..len]
 }

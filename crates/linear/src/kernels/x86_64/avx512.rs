@@ -10,7 +10,7 @@ pub(super) use tile::finish;
 pub(super) use unpack::words;
 
 use crate::WeightType;
-use crate::kernels::{K_BLOCK, Kernel, Tile, VECTOR_ALIGN};
+use crate::kernels::{K_BLOCK, Kernel, Panel, Tile, VECTOR_ALIGN};
 use crate::layout::{self, PANEL};
 use crate::number::SMALLEST_OPERAND_BITS;
 
@@ -43,6 +43,7 @@ pub(super) fn check_panel(ty: WeightType, panel: &[u8], start: usize, len: usize
 
 impl Kernel for Avx512 {
     const TILE_ROWS: usize = 12;
+    const WIDE_TILE_ROWS: usize = tile::WIDE_ROWS;
 
     fn round(self, x: &[f32], out: &mut [f32]) {
         assert_eq!(x.len(), out.len(), "lengths differ");
@@ -63,6 +64,14 @@ impl Kernel for Avx512 {
         // SAFETY: an `Avx512` exists only after `detect` found the instructions; the operands are long enough, as just
         // checked, and the output is the caller's promise.
         unsafe { tile::run(tile) }
+    }
+
+    unsafe fn wide_tile(self, tile: &Tile<'_>, second: Panel<'_>) {
+        tile.check(Self::WIDE_TILE_ROWS);
+        tile.check_w(second.w);
+        // SAFETY: an `Avx512` exists only after `detect` found the instructions; the operands are long enough, as just
+        // checked, and the output is the caller's promise.
+        unsafe { tile::run_wide(tile, second) }
     }
 
     fn fuses(self, ty: WeightType, rows: usize) -> bool {
