@@ -3,6 +3,7 @@
 mod amx;
 mod avx512;
 mod dequantize;
+mod fused;
 mod tile;
 
 use std::arch::x86_64::*;
@@ -87,6 +88,51 @@ impl Kernel for Avx2 {
                 5 => tile::run::<5, false>(tile),
                 _ => tile::run::<6, false>(tile),
             }
+        }
+    }
+
+    fn fuses(self, ty: WeightType, rows: usize) -> bool {
+        rows <= fused::ROWS && fused::takes(ty)
+    }
+
+    unsafe fn fused(self, ty: WeightType, panel: &[u8], start: usize, tile: &Tile<'_>) {
+        tile.check_x(fused::ROWS);
+        // An odd `k` is padded in panels of the 16-bit types, and blocks are even.
+        avx512::check_panel(ty, panel, start, 2 * tile.pairs, K_BLOCK);
+        // SAFETY: an `Avx2` exists only after `detect` found the instructions; `x` and the panel are long enough, as just checked, and the
+        // output is the caller's promise.
+        if !unsafe { fused::run(ty, panel, start, tile) } {
+            // SAFETY: as above.
+            unsafe { self.in_blocks(ty, panel, start, tile) };
+        }
+    }
+}
+
+impl Avx2 {
+    /// What [`Kernel::fused`] does, by way of memory: where a sum is NaN.
+    ///
+    /// # Safety
+    /// As [`Kernel::tile`].
+    #[cold]
+    unsafe fn in_blocks(self, ty: WeightType, panel: &[u8], start: usize, tile: &Tile<'_>) {
+        #[repr(align(64))]
+        struct Weights([f32; K_BLOCK * PANEL]);
+        let mut weights = Weights([0.0; K_BLOCK * PANEL]);
+        let len = 2 * tile.pairs;
+        for at in (0..len).step_by(K_BLOCK) {
+            let block = K_BLOCK.min(len - at);
+            self.dequantize(ty, panel, start + at, block, &mut weights.0);
+            let last = at + block == len;
+            let tile = Tile {
+                x: &tile.x[at..],
+                w: &weights.0,
+                pairs: block / 2,
+                first: tile.first && at == 0,
+                bias: tile.bias.filter(|_| last),
+                ..*tile
+            };
+            // SAFETY: the caller's promise.
+            unsafe { self.tile(&tile) };
         }
     }
 }

@@ -18,6 +18,9 @@ use crate::kernels::STEP_PAIRS;
 use crate::layout::PANEL;
 use crate::number::SMALLEST_OPERAND_BITS;
 
+/// Pairs of a step that are written out one after the other: with fewer, loops and shifts by a variable cost more than the products.
+const UNROLLED: usize = 4;
+
 /// What takes the pairs. Pairs come in ascending order, counted from the start.
 ///
 /// # Safety
@@ -211,8 +214,10 @@ unsafe fn look_up_5_bits(from: *const u8, high: __m512i, pair: usize, tables: [_
         let lanes = load_u8(from);
         let even = with_high_bit::<4>(lanes, high, 2 * (pair % 4));
         let odd = with_high_bit::<4>(_mm512_srli_epi32::<4>(lanes), high, 2 * (pair % 4) + 1);
-        let look_up = |index| _mm512_permutex2var_ps(tables[0], index, tables[1]);
-        (look_up(even), look_up(odd))
+        (
+            _mm512_permutex2var_ps(tables[0], even, tables[1]),
+            _mm512_permutex2var_ps(tables[0], odd, tables[1]),
+        )
     }
 }
 

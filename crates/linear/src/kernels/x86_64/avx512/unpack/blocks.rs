@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{COUNT, COUNT_ON, Pairs, load_f16, load_u8, look_up_5_bits, look_up_nibbles, table};
+use super::{COUNT, COUNT_ON, Pairs, UNROLLED, load_f16, load_u8, look_up_5_bits, look_up_nibbles, table};
 use crate::codebook::{IQ4_VALUES, MXFP4_VALUES};
 use crate::kernels::STEP_PAIRS;
 use crate::kernels::x86_64::avx512::is_operand;
@@ -16,9 +16,11 @@ unsafe fn coded<P: Pairs>(panel: *const u8, start: usize, len: usize, to: &mut P
         unsafe {
             let from = panel.wrapping_add((start / 32 + block) * q4_0::BYTES);
             let (scales, values) = (load_f16(from), table(values));
-            for pair in 0..STEP_PAIRS {
-                let (even, odd) = look_up_nibbles(from.wrapping_add(q4_0::QUANTS + pair * PANEL), values);
-                to.values(block * STEP_PAIRS + pair, _mm512_mul_ps(even, scales), _mm512_mul_ps(odd, scales));
+            for run in 0..STEP_PAIRS / UNROLLED {
+                for pair in run * UNROLLED..(run + 1) * UNROLLED {
+                    let (even, odd) = look_up_nibbles(from.wrapping_add(q4_0::QUANTS + pair * PANEL), values);
+                    to.values(block * STEP_PAIRS + pair, _mm512_mul_ps(even, scales), _mm512_mul_ps(odd, scales));
+                }
             }
             to.end_step();
         }
@@ -46,14 +48,18 @@ pub(super) unsafe fn mxfp4<P: Pairs>(panel: *const u8, start: usize, len: usize,
             let from = panel.wrapping_add((start / 32 + block) * q4_0::BYTES);
             let scales = _mm512_cvtepu16_epi32(_mm256_load_si256(from.cast()));
             let scales = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(scales));
-            let operand = |value| {
-                let value = _mm512_mul_ps(value, scales);
-                _mm512_maskz_mov_ps(is_operand(value), value)
-            };
-            for pair in 0..STEP_PAIRS {
-                let quants = from.wrapping_add(q4_0::QUANTS + pair * PANEL);
-                let (even, odd) = look_up_nibbles(quants, table(MXFP4_VALUES.map(f32::from)));
-                to.values(block * STEP_PAIRS + pair, operand(even), operand(odd));
+            let values = table(MXFP4_VALUES.map(f32::from));
+            for run in 0..STEP_PAIRS / UNROLLED {
+                for pair in run * UNROLLED..(run + 1) * UNROLLED {
+                    let quants = from.wrapping_add(q4_0::QUANTS + pair * PANEL);
+                    let (even, odd) = look_up_nibbles(quants, values);
+                    let (even, odd) = (_mm512_mul_ps(even, scales), _mm512_mul_ps(odd, scales));
+                    let (even, odd) = (
+                        _mm512_maskz_mov_ps(is_operand(even), even),
+                        _mm512_maskz_mov_ps(is_operand(odd), odd),
+                    );
+                    to.values(block * STEP_PAIRS + pair, even, odd);
+                }
             }
             to.end_step();
         }
@@ -67,10 +73,12 @@ pub(super) unsafe fn q5_0<P: Pairs>(panel: *const u8, start: usize, len: usize, 
         unsafe {
             let from = panel.wrapping_add((start / 32 + block) * q5_0::BYTES);
             let (scales, tables) = (load_f16(from), [table(COUNT.map(|value| value - 16.0)), table(COUNT)]);
-            for pair in 0..STEP_PAIRS {
-                let high = load_u8(from.wrapping_add(q5_0::HIGH + pair / 4 * PANEL));
-                let (even, odd) = look_up_5_bits(from.wrapping_add(q5_0::LOW + pair * PANEL), high, pair, tables);
-                to.values(block * STEP_PAIRS + pair, _mm512_mul_ps(even, scales), _mm512_mul_ps(odd, scales));
+            for run in 0..STEP_PAIRS / UNROLLED {
+                for pair in run * UNROLLED..(run + 1) * UNROLLED {
+                    let high = load_u8(from.wrapping_add(q5_0::HIGH + pair / 4 * PANEL));
+                    let (even, odd) = look_up_5_bits(from.wrapping_add(q5_0::LOW + pair * PANEL), high, pair, tables);
+                    to.values(block * STEP_PAIRS + pair, _mm512_mul_ps(even, scales), _mm512_mul_ps(odd, scales));
+                }
             }
             to.end_step();
         }
@@ -85,11 +93,13 @@ pub(super) unsafe fn q5_1<P: Pairs>(panel: *const u8, start: usize, len: usize, 
             let from = panel.wrapping_add((start / 32 + block) * q5_1::BYTES);
             let (scales, mins) = (load_f16(from), load_f16(from.wrapping_add(q5_1::MINS)));
             let tables = [table(COUNT), table(COUNT_ON)];
-            for pair in 0..STEP_PAIRS {
-                let high = load_u8(from.wrapping_add(q5_1::HIGH + pair / 4 * PANEL));
-                let (even, odd) = look_up_5_bits(from.wrapping_add(q5_1::LOW + pair * PANEL), high, pair, tables);
-                let (even, odd) = (_mm512_fmadd_ps(even, scales, mins), _mm512_fmadd_ps(odd, scales, mins));
-                to.values(block * STEP_PAIRS + pair, even, odd);
+            for run in 0..STEP_PAIRS / UNROLLED {
+                for pair in run * UNROLLED..(run + 1) * UNROLLED {
+                    let high = load_u8(from.wrapping_add(q5_1::HIGH + pair / 4 * PANEL));
+                    let (even, odd) = look_up_5_bits(from.wrapping_add(q5_1::LOW + pair * PANEL), high, pair, tables);
+                    let (even, odd) = (_mm512_fmadd_ps(even, scales, mins), _mm512_fmadd_ps(odd, scales, mins));
+                    to.values(block * STEP_PAIRS + pair, even, odd);
+                }
             }
             to.end_step();
         }
@@ -103,10 +113,12 @@ pub(super) unsafe fn q4_1<P: Pairs>(panel: *const u8, start: usize, len: usize, 
         unsafe {
             let from = panel.wrapping_add((start / 32 + block) * q4_1::BYTES);
             let (scales, mins) = (load_f16(from), load_f16(from.wrapping_add(q4_1::MINS)));
-            for pair in 0..STEP_PAIRS {
-                let (even, odd) = look_up_nibbles(from.wrapping_add(q4_1::QUANTS + pair * PANEL), table(COUNT));
-                let (even, odd) = (_mm512_fmadd_ps(even, scales, mins), _mm512_fmadd_ps(odd, scales, mins));
-                to.values(block * STEP_PAIRS + pair, even, odd);
+            for run in 0..STEP_PAIRS / UNROLLED {
+                for pair in run * UNROLLED..(run + 1) * UNROLLED {
+                    let (even, odd) = look_up_nibbles(from.wrapping_add(q4_1::QUANTS + pair * PANEL), table(COUNT));
+                    let (even, odd) = (_mm512_fmadd_ps(even, scales, mins), _mm512_fmadd_ps(odd, scales, mins));
+                    to.values(block * STEP_PAIRS + pair, even, odd);
+                }
             }
             to.end_step();
         }
@@ -120,13 +132,15 @@ pub(super) unsafe fn q8_0<P: Pairs>(panel: *const u8, start: usize, len: usize, 
         unsafe {
             let from = panel.wrapping_add((start / 32 + block) * q8_0::BYTES);
             let scales = load_f16(from);
-            for pair in 0..STEP_PAIRS {
-                let quants = from.wrapping_add(q8_0::QUANTS + pair * 2 * PANEL);
-                // The even quant is the low byte of 16 bits, the odd one the high byte.
-                let both = _mm512_cvtepi16_epi32(_mm256_load_si256(quants.cast()));
-                let even = _mm512_srai_epi32::<24>(_mm512_slli_epi32::<24>(both));
-                let (even, odd) = (_mm512_cvtepi32_ps(even), _mm512_cvtepi32_ps(_mm512_srai_epi32::<8>(both)));
-                to.values(block * STEP_PAIRS + pair, _mm512_mul_ps(even, scales), _mm512_mul_ps(odd, scales));
+            for run in 0..STEP_PAIRS / UNROLLED {
+                for pair in run * UNROLLED..(run + 1) * UNROLLED {
+                    let quants = from.wrapping_add(q8_0::QUANTS + pair * 2 * PANEL);
+                    // The even quant is the low byte of 16 bits, the odd one the high byte.
+                    let both = _mm512_cvtepi16_epi32(_mm256_load_si256(quants.cast()));
+                    let even = _mm512_srai_epi32::<24>(_mm512_slli_epi32::<24>(both));
+                    let (even, odd) = (_mm512_cvtepi32_ps(even), _mm512_cvtepi32_ps(_mm512_srai_epi32::<8>(both)));
+                    to.values(block * STEP_PAIRS + pair, _mm512_mul_ps(even, scales), _mm512_mul_ps(odd, scales));
+                }
             }
             to.end_step();
         }

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{COUNT, COUNT_ON, Pairs, load_f16, load_u8, look_up_5_bits, look_up_nibbles, table, with_high_bit};
+use super::{COUNT, COUNT_ON, Pairs, UNROLLED, load_f16, load_u8, look_up_5_bits, look_up_nibbles, table, with_high_bit};
 use crate::codebook::IQ4_VALUES;
 use crate::kernels::STEP_PAIRS;
 use crate::layout::{PANEL, iq4_xs, q2_k, q3_k, q4_k, q5_k, q6_k};
@@ -33,13 +33,15 @@ pub(super) unsafe fn q4_k<P: Pairs>(panel: *const u8, start: usize, len: usize, 
         unsafe {
             let from = panel.wrapping_add(sub / 8 * q4_k::BYTES);
             let (scales, mins) = k_scales(from, sub % 8);
-            for pair in 0..STEP_PAIRS {
-                let (even, odd) = look_up_nibbles(
-                    from.wrapping_add(q4_k::QUANTS + (sub % 8 * STEP_PAIRS + pair) * PANEL),
-                    table(COUNT),
-                );
-                let (even, odd) = (_mm512_fmsub_ps(even, scales, mins), _mm512_fmsub_ps(odd, scales, mins));
-                to.values(i * STEP_PAIRS + pair, even, odd);
+            for run in 0..STEP_PAIRS / UNROLLED {
+                for pair in run * UNROLLED..(run + 1) * UNROLLED {
+                    let (even, odd) = look_up_nibbles(
+                        from.wrapping_add(q4_k::QUANTS + (sub % 8 * STEP_PAIRS + pair) * PANEL),
+                        table(COUNT),
+                    );
+                    let (even, odd) = (_mm512_fmsub_ps(even, scales, mins), _mm512_fmsub_ps(odd, scales, mins));
+                    to.values(i * STEP_PAIRS + pair, even, odd);
+                }
             }
             to.end_step();
         }
@@ -54,12 +56,14 @@ pub(super) unsafe fn q5_k<P: Pairs>(panel: *const u8, start: usize, len: usize, 
             let from = panel.wrapping_add(sub / 8 * q5_k::BYTES);
             let (scales, mins) = k_scales(from, sub % 8);
             let tables = [table(COUNT), table(COUNT_ON)];
-            for pair in 0..STEP_PAIRS {
-                let high = load_u8(from.wrapping_add(q5_k::HIGH + (sub % 8 * 4 + pair / 4) * PANEL));
-                let low = from.wrapping_add(q5_k::LOW + (sub % 8 * STEP_PAIRS + pair) * PANEL);
-                let (even, odd) = look_up_5_bits(low, high, pair, tables);
-                let (even, odd) = (_mm512_fmsub_ps(even, scales, mins), _mm512_fmsub_ps(odd, scales, mins));
-                to.values(i * STEP_PAIRS + pair, even, odd);
+            for run in 0..STEP_PAIRS / UNROLLED {
+                for pair in run * UNROLLED..(run + 1) * UNROLLED {
+                    let high = load_u8(from.wrapping_add(q5_k::HIGH + (sub % 8 * 4 + pair / 4) * PANEL));
+                    let low = from.wrapping_add(q5_k::LOW + (sub % 8 * STEP_PAIRS + pair) * PANEL);
+                    let (even, odd) = look_up_5_bits(low, high, pair, tables);
+                    let (even, odd) = (_mm512_fmsub_ps(even, scales, mins), _mm512_fmsub_ps(odd, scales, mins));
+                    to.values(i * STEP_PAIRS + pair, even, odd);
+                }
             }
             to.end_step();
         }
@@ -73,10 +77,12 @@ pub(super) unsafe fn iq4_xs<P: Pairs>(panel: *const u8, start: usize, len: usize
         unsafe {
             let from = panel.wrapping_add(sub / 8 * iq4_xs::BYTES);
             let scales = signed_scales(from.wrapping_add(iq4_xs::SCALES + sub % 8 * PANEL), load_f16(from));
-            for pair in 0..STEP_PAIRS {
-                let codes = from.wrapping_add(iq4_xs::QUANTS + (sub % 8 * STEP_PAIRS + pair) * PANEL);
-                let (even, odd) = look_up_nibbles(codes, table(IQ4_VALUES.map(f32::from)));
-                to.values(i * STEP_PAIRS + pair, _mm512_mul_ps(even, scales), _mm512_mul_ps(odd, scales));
+            for run in 0..STEP_PAIRS / UNROLLED {
+                for pair in run * UNROLLED..(run + 1) * UNROLLED {
+                    let codes = from.wrapping_add(iq4_xs::QUANTS + (sub % 8 * STEP_PAIRS + pair) * PANEL);
+                    let (even, odd) = look_up_nibbles(codes, table(IQ4_VALUES.map(f32::from)));
+                    to.values(i * STEP_PAIRS + pair, _mm512_mul_ps(even, scales), _mm512_mul_ps(odd, scales));
+                }
             }
             to.end_step();
         }
