@@ -42,33 +42,43 @@ impl ScratchPlan {
     fn new(
         rows: usize,
         in_features: usize,
+        parts: impl Iterator<Item = (WeightType, usize)> + Clone,
+        settings: Settings,
+    ) -> Self {
+        let plain = Self::plain(rows, in_features, parts.clone(), settings);
+        #[cfg(target_arch = "x86_64")]
+        if settings.isa == Isa::Amx && plain.rounded > 0 {
+            let bf16 = parts.filter(|(ty, _)| ty.multiplies_in_bf16());
+            let panels = bf16.map(|(_, out_features)| out_features.div_ceil(PANEL)).sum();
+            if let Some(tiled) = kernels::TiledPlan::new(rows, in_features, panels) {
+                return Self { rounded: 0, tiles: tiled.x, task: tiled.task, ..plain };
+            }
+        }
+        plain
+    }
+
+    /// What vector kernels need.
+    fn plain(
+        rows: usize,
+        in_features: usize,
         parts: impl Iterator<Item = (WeightType, usize)>,
         settings: Settings,
     ) -> Self {
         let x_stride = in_features.next_multiple_of(16) + 16;
-        let (mut bf16_panels, mut any_f32) = (0, false);
-        for (ty, out_features) in parts {
+        let (mut any_bf16, mut any_f32) = (false, false);
+        for (ty, _) in parts {
             any_f32 |= !ty.multiplies_in_bf16();
-            bf16_panels += if ty.multiplies_in_bf16() { out_features.div_ceil(PANEL) } else { 0 };
+            any_bf16 |= ty.multiplies_in_bf16() && rows > 0;
         }
         let x_elements = rows * x_stride;
-        let any_bf16 = bf16_panels > 0 && rows > 0;
-        let plain = Self {
+        Self {
             x_stride,
             rounded: if any_bf16 { x_elements } else { 0 },
             padded: if any_f32 && !in_features.is_multiple_of(2) { x_elements } else { 0 },
             tiles: 0,
             task: if any_bf16 { task_panels(settings.isa) * PANEL_SCRATCH } else { 0 },
             tasks: settings.threads.max(1),
-        };
-        #[cfg(target_arch = "x86_64")]
-        if settings.isa == Isa::Amx
-            && any_bf16
-            && let Some(tiled) = kernels::TiledPlan::new(rows, in_features, bf16_panels)
-        {
-            return Self { rounded: 0, tiles: tiled.x, task: tiled.task, ..plain };
         }
-        plain
     }
 
     fn elements(&self) -> usize {
@@ -130,6 +140,100 @@ pub fn linear(x: &[f32], rows: usize, parts: &mut [Output<'_>], scratch: &mut [u
         Isa::Avx2 | Isa::Avx512 | Isa::Amx => false,
     };
     assert!(found, "this CPU has no {}, or the system does not permit it", settings.isa);
+}
+
+/// Rows that one weight of [`linear_groups`] multiplies.
+#[derive(Debug)]
+pub struct Group<'a> {
+    /// The packed weight.
+    pub weight: &'a PackedWeight,
+    /// `[rows, in_features]`; at least one row.
+    pub x: &'a [f32],
+    /// `[rows, out_features]`, overwritten with the result.
+    pub out: &'a mut [f32],
+}
+
+/// Groups that share a pass of [`linear_groups`]; more are done in several.
+const GROUPS_PER_PASS: usize = 64;
+
+/// Scratch bytes that [`linear_groups`] needs for `rows` rows in all groups together: a pure function of its arguments.
+pub fn group_scratch_bytes(
+    rows: usize,
+    in_features: usize,
+    out_features: usize,
+    ty: WeightType,
+    settings: Settings,
+) -> u64 {
+    ScratchPlan::plain(rows, in_features, [(ty, out_features)].into_iter(), settings).elements() as u64
+        * size_of::<f32>() as u64
+}
+
+/// Multiplies the rows of each group with the transpose of its own weight: a mixture's experts in decoding, many weights with a row or
+/// a few each. All weights have one shape and type, and threads share the columns of all of them.
+///
+/// The bits of a row are those that [`linear`] gives it. Allocates nothing beyond what rayon needs to start tasks.
+///
+/// # Panics
+/// If shapes or types differ or do not fit, `scratch` is shorter than [`group_scratch_bytes`] or not 64-byte aligned, or this CPU
+/// lacks `settings.isa` (see [`Isa::require`]).
+pub fn linear_groups(groups: &mut [Group<'_>], scratch: &mut [u8], settings: Settings) {
+    let Some(first) = groups.first() else { return };
+    let (in_features, out_features) = (first.weight.in_features(), first.weight.out_features());
+    let ty = first.weight.weight_type();
+    let mut all_rows = 0;
+    for (index, group) in groups.iter().enumerate() {
+        let rows = group.x.len() / in_features;
+        let shape = (group.weight.in_features(), group.weight.out_features(), group.weight.weight_type());
+        assert_eq!(shape, (in_features, out_features, ty), "group {index}: shape or type differs from group 0");
+        assert!(rows > 0 && group.x.len() == rows * in_features, "group {index}: x is not [rows, {in_features}]");
+        assert_eq!(group.out.len(), rows * out_features, "group {index}: out is not [{rows}, {out_features}]");
+        all_rows += rows;
+    }
+    let plan = ScratchPlan::plain(all_rows, in_features, [(ty, out_features)].into_iter(), settings);
+    let scratch = scratch_elements(scratch, plan);
+    let found = match settings.isa {
+        Isa::Scalar => {
+            run_groups(Scalar, groups, plan, scratch);
+            true
+        }
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => kernels::Avx2::detect().map(|kernel| run_groups(kernel, groups, plan, scratch)).is_some(),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => kernels::Avx512::detect().map(|kernel| run_groups(kernel, groups, plan, scratch)).is_some(),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Amx => kernels::Amx::detect().map(|amx| run_groups(amx.vectors(), groups, plan, scratch)).is_some(),
+        #[cfg(not(target_arch = "x86_64"))]
+        Isa::Avx2 | Isa::Avx512 | Isa::Amx => false,
+    };
+    assert!(found, "this CPU has no {}, or the system does not permit it", settings.isa);
+}
+
+/// Rounds or pads the rows of all groups, then multiplies them.
+fn run_groups<K: Kernel>(kernel: K, groups: &mut [Group<'_>], plan: ScratchPlan, scratch: &mut [f32]) {
+    let (operands, tasks) = scratch.split_at_mut(plan.rounded + plan.padded);
+    let mut rest = &mut *operands;
+    for groups in groups.chunks_mut(GROUPS_PER_PASS) {
+        let mut pass = [const { None }; GROUPS_PER_PASS];
+        let (mut rows, mut in_features) = (0, 0);
+        for (slot, group) in pass.iter_mut().zip(groups) {
+            in_features = group.weight.in_features();
+            let group_rows = group.x.len() / in_features;
+            rows += group_rows;
+            let operand = if plan.rounded + plan.padded == 0 {
+                Operand { data: group.x, stride: in_features }
+            } else {
+                let (own, others) = std::mem::take(&mut rest).split_at_mut(group_rows * plan.x_stride);
+                rest = others;
+                let round = plan.rounded > 0;
+                prepare(group.x, in_features, own, plan.x_stride, 1, |x, out| {
+                    if round { kernel.round(x, out) } else { out.copy_from_slice(x) }
+                });
+                Operand { data: own, stride: plan.x_stride }
+            };
+            *slot = Some(Part::new(group.weight, None, operand, group.out));
+        }
+        Product::new(&pass, rows, in_features, plan.tasks).run_groups(kernel, plan.tasks, tasks);
+    }
 }
 
 fn check(x: &[f32], rows: usize, in_features: usize, parts: &[Output<'_>]) {

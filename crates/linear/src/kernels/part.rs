@@ -17,12 +17,13 @@ pub(crate) struct Part<'a> {
     pub(super) weight: &'a PackedWeight,
     pub(super) bias: Option<&'a [f32]>,
     pub(super) x: Operand<'a>,
+    pub(super) rows: usize,
     pub(super) out: SharedOut<'a>,
 }
 
 impl<'a> Part<'a> {
     pub(crate) fn new(weight: &'a PackedWeight, bias: Option<&'a [f32]>, x: Operand<'a>, out: &'a mut [f32]) -> Self {
-        Self { weight, bias, x, out: SharedOut::new(out) }
+        Self { weight, bias, x, rows: out.len() / weight.out_features(), out: SharedOut::new(out) }
     }
 }
 

@@ -66,6 +66,40 @@ impl<'a> Product<'a> {
         });
     }
 
+    /// Each part with its own few rows of `x`; all weights have one shape. An item is some panels of one part, over all of its rows and of
+    /// `k`. Scratch as in [`Product::run`].
+    pub(crate) fn run_groups<K: Kernel>(&self, kernel: K, threads: usize, scratch: &mut [f32]) {
+        let groups = self.parts.iter().flatten().count();
+        let panels = self.panels / groups.max(1);
+        let wanted = if threads == 1 { groups } else { threads * ITEMS_PER_TASK };
+        let item_panels = (self.panels / wanted.max(1)).clamp(1, panels.max(1));
+        let (items_of_group, items) = (panels.div_ceil(item_panels), groups * panels.div_ceil(item_panels));
+        let work = self.rows.saturating_mul(self.in_features).saturating_mul(panels * PANEL);
+        let tasks = if work < INLINE_WORK { 1 } else { threads.min(items) };
+        let slice = scratch.len() / threads.max(1);
+        tasks::run(items, tasks, scratch, slice, |items, scratch| {
+            for item in items {
+                let Some(part) = &self.parts[item / items_of_group] else { continue };
+                let first = item % items_of_group * item_panels;
+                for panel in first..(first + item_panels).min(panels) {
+                    let fused = kernel.fuses(part.weight.weight_type(), part.rows);
+                    let k_block = if fused { self.in_features } else { self.k_block() };
+                    for start in (0..self.in_features).step_by(k_block) {
+                        let block = start..(start + k_block).min(self.in_features);
+                        // SAFETY: each item goes to one task once, and no two have the same part and panel.
+                        unsafe { self.run_panel(kernel, part, panel, block, 0..part.rows, scratch) };
+                    }
+                }
+            }
+        });
+    }
+
+    /// Rows of `k` in a block. Equal blocks of whole steps: a short last block would spend its time on loading and storing sums. Block
+    /// formats of 256 elements always get whole blocks.
+    fn k_block(&self) -> usize {
+        self.in_features.div_ceil(self.in_features.div_ceil(K_BLOCK)).next_multiple_of(2 * STEP_PAIRS)
+    }
+
     /// # Safety
     /// No other call with the same `item` may run at the same time.
     unsafe fn run_item<K: Kernel>(&self, kernel: K, item: usize, scratch: &mut [f32]) {
@@ -81,10 +115,7 @@ impl<'a> Product<'a> {
             (true, _) => 2,
             (false, _) => WAITING_PANELS,
         };
-        // Equal blocks of whole steps: a short last block would spend its time on loading and storing sums. Block formats
-        // of 256 elements always get whole blocks.
-        let k = self.in_features;
-        let k_block = k.div_ceil(k.div_ceil(K_BLOCK)).next_multiple_of(2 * STEP_PAIRS);
+        let (k, k_block) = (self.in_features, self.k_block());
         for first_panel in panels.clone().step_by(together) {
             let end_panel = (first_panel + together).min(panels.end);
             for start in (0..k).step_by(k_block) {

@@ -10,3 +10,4 @@ mod golden;
 mod numbers;
 mod packing;
 mod quantize;
+mod splits;

@@ -2,13 +2,17 @@
 
 use super::for_rows;
 use plimsoll_attention::{Isa, math};
-use plimsoll_linear::{Output, PackedWeight, Settings, WeightType};
+use plimsoll_linear::{Group, Output, PackedWeight, Settings, WeightType};
 use plimsoll_program::{RouteSpec, Scoring};
 use rayon::prelude::*;
+use smallvec::SmallVec;
 
 /// Rows that go through one expert's product at a time. A larger group is done in several runs, with the same bits: a row's product does not
 /// depend on the rows beside it. So scratch does not grow with the pass, whatever the routing.
 const TILE_ROWS: usize = 256;
+
+/// Most rows of a pass whose pairs of row and expert all go through one call: few rows meet many experts, a row or two each.
+const DECODE_ROWS: usize = 8;
 
 /// Elements between the scores of two tasks.
 fn score_stride(experts: usize) -> usize {
@@ -133,6 +137,11 @@ impl ExpertShape {
         self.rows.saturating_mul(self.k)
     }
 
+    /// Whether all pairs of row and expert go through one call.
+    fn is_decode(&self) -> bool {
+        self.rows <= DECODE_ROWS && self.pairs() <= TILE_ROWS
+    }
+
     fn scratch(&self, settings: Settings) -> ExpertScratch {
         let (pairs, tile) = (self.pairs(), self.pairs().min(TILE_ROWS));
         let lines = |elements: usize| elements.saturating_mul(4).checked_next_multiple_of(64).unwrap_or(usize::MAX);
@@ -142,6 +151,13 @@ impl ExpertShape {
         };
         // A run has any number of rows up to a tile, and which ones occur is the routing's: the largest need among them.
         let linear = (1..=tile).map(linear).max().unwrap_or(0);
+        let groups = if self.is_decode() {
+            let (inputs, outputs) = (self.in_features, self.out_features);
+            plimsoll_linear::group_scratch_bytes(pairs, inputs, outputs, self.weight_type, settings)
+        } else {
+            0
+        };
+        let linear = linear.max(groups);
         ExpertScratch {
             ends: lines(self.experts),
             order: lines(pairs),
@@ -192,12 +208,37 @@ pub(crate) fn expert_linear(
         let slot = slot as usize;
         &x[in_features * if shared { slot / k } else { slot }..][..in_features]
     };
+    if shape.is_decode() {
+        let pairs = order.len();
+        let gathered: &mut [f32] = &mut gathered[..pairs * in_features];
+        for (&slot, to) in order.iter().zip(gathered.chunks_exact_mut(in_features)) {
+            to.copy_from_slice(row_of(slot));
+        }
+        let (mut x, mut results): (&[f32], &mut [f32]) = (gathered, &mut products[..pairs * out_features]);
+        let (mut groups, mut start) = (SmallVec::<[Group<'_>; 64]>::new(), 0);
+        for (weight, &end) in weights.iter().zip(&*ends) {
+            let rows = end as usize - start;
+            start = end as usize;
+            if rows > 0 {
+                let (own_x, other_x) = x.split_at(rows * in_features);
+                let (own_out, other_out) = std::mem::take(&mut results).split_at_mut(rows * out_features);
+                (x, results) = (other_x, other_out);
+                groups.push(Group { weight, x: own_x, out: own_out });
+            }
+        }
+        plimsoll_linear::linear_groups(&mut groups, linear_scratch, settings);
+        drop(groups);
+        for (&slot, from) in order.iter().zip(products.chunks_exact(out_features)) {
+            out[slot as usize * out_features..][..out_features].copy_from_slice(from);
+        }
+        return;
+    }
     let mut start = 0;
     for (weight, &end) in weights.iter().zip(&*ends) {
         let end = end as usize;
         for slots in order[start..end].chunks(TILE_ROWS) {
             if let [slot] = *slots {
-                // One row is where it has to be already: the case of decoding.
+                // One row is where it has to be already.
                 let out = &mut out[slot as usize * out_features..][..out_features];
                 let part = Output { weight, bias: None, out };
                 plimsoll_linear::linear(row_of(slot), 1, &mut [part], linear_scratch, settings);
