@@ -1,5 +1,6 @@
 //! The command line. Every flag has an environment name, `PLIMSOLL_...`; libraries read no environment, only this does.
 
+mod engine;
 mod hub;
 mod sampling;
 
@@ -8,8 +9,8 @@ use clap::{
     ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum, builder::FalseyValueParser,
     error::ErrorKind, parser::ValueSource,
 };
+pub(crate) use engine::{AttentionArg, BudgetArgs, DeviceArg, EngineArgs, KvDtypeArg, QuantizeArg};
 pub(crate) use hub::hub_settings;
-use plimsoll_memguard::ByteSize;
 use sampling::SamplingArgs;
 use std::{ffi::OsString, num::NonZeroUsize, path::PathBuf, str::FromStr};
 
@@ -122,27 +123,10 @@ pub(crate) struct RunArgs {
     /// Rows per prefill chunk; `auto`: the most that the budget allows, up to 512.
     #[arg(long, env = "PLIMSOLL_CHUNK", default_value = "auto", value_name = "auto|N")]
     pub(crate) chunk: ChunkArg,
-    /// Memory that the process may use, like 512MiB or 4GiB; default: what the machine or its container allows.
-    #[arg(long, env = "PLIMSOLL_MEMORY_BUDGET", value_name = "BYTES")]
-    pub(crate) memory_budget: Option<ByteSize>,
-    /// Threads; default: one per core that the process may use.
-    #[arg(long, env = "PLIMSOLL_THREADS", value_name = "N")]
-    pub(crate) threads: Option<NonZeroUsize>,
-    /// Quantize matrices that are stored as f32, f16 or bf16 to this type while they are read.
-    #[arg(long, env = "PLIMSOLL_QUANTIZE", value_enum)]
-    pub(crate) quantize: Option<QuantizeArg>,
-    /// Type in which keys and values are kept.
-    #[arg(long, env = "PLIMSOLL_KV_DTYPE", value_enum, default_value_t = KvDtypeArg::Bf16)]
-    pub(crate) kv_dtype: KvDtypeArg,
-    /// Where to run.
-    #[arg(long, env = "PLIMSOLL_DEVICE", value_enum, default_value_t = DeviceArg::Cpu)]
-    pub(crate) device: DeviceArg,
-    /// Force an attention route: `tiled` or `reference`; default: by shape.
-    #[arg(long, env = "PLIMSOLL_ATTENTION", value_enum, hide = true)]
-    pub(crate) attention: Option<AttentionArg>,
-    /// Instruction set: `amx`, `avx512`, `avx2` or `scalar`; default: the best that this processor has. The results are the same.
-    #[arg(long, alias = "isa", env = "PLIMSOLL_CPU", value_name = "SET")]
-    pub(crate) cpu: Option<plimsoll_linear::Isa>,
+    #[command(flatten)]
+    pub(crate) budget: BudgetArgs,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
 
     /// Write the memory timeline, planned and measured, as .csv or .svg.
     #[arg(long, env = "PLIMSOLL_MEMORY_TRACE", value_name = "OUT")]
@@ -192,6 +176,16 @@ pub(crate) enum ChunkArg {
     Rows(NonZeroUsize),
 }
 
+impl ChunkArg {
+    /// The rows that were asked for; `None` for `auto`.
+    pub(crate) fn fixed_rows(self) -> Option<usize> {
+        match self {
+            Self::Auto => None,
+            Self::Rows(rows) => Some(rows.get()),
+        }
+    }
+}
+
 impl FromStr for ChunkArg {
     type Err = String;
 
@@ -201,33 +195,6 @@ impl FromStr for ChunkArg {
         }
         text.parse().map(Self::Rows).map_err(|_| format!("\"{text}\" is neither auto nor a number of rows from 1 on"))
     }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum KvDtypeArg {
-    F32,
-    F16,
-    Bf16,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum QuantizeArg {
-    #[value(name = "q8_0")]
-    Q8_0,
-    #[value(name = "q4_k")]
-    Q4K,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum DeviceArg {
-    Cpu,
-    Metal,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum AttentionArg {
-    Tiled,
-    Reference,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -10,8 +10,10 @@ mod files;
 mod hub;
 mod interrupt;
 mod logits;
+mod price;
 mod progress;
 mod run;
+mod settings;
 
 use alloc::CountingAllocator;
 use cli::{CacheArgs, Cli, Command, ModelsCommand};

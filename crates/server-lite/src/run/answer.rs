@@ -1,7 +1,7 @@
 //! Prefill and decode of one prompt, and the report of both.
 
 use super::{
-    budget::{Admission, Budget, Needs},
+    budget::{self, Admission, Budget},
     report::{ChunkReport, Memory, Report, Speed},
 };
 use crate::{
@@ -53,7 +53,7 @@ struct FirstLogits {
 impl Job<'_> {
     /// Reserves what the prompt and its answer need, at the model's prices.
     pub(super) fn admit(&mut self, profile: &dyn Profile) -> Result<Admission, AppError> {
-        let needs = Needs::new(self.args, self.prompt.len(), self.model.architecture());
+        let needs = budget::needs(self.args, self.prompt.len(), self.model.architecture());
         self.budget.admit(&needs, profile)
     }
 

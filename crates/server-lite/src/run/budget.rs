@@ -2,42 +2,13 @@
 
 use crate::{
     ALLOCATOR,
-    cli::{ChunkArg, RunArgs},
+    cli::RunArgs,
     error::{AppError, Longest, Shortfall},
+    price::{self, DEFAULT_MAX_TOKENS, MAX_CONTEXT_TOKENS, Needs, longest_that_fits},
 };
-use plimsoll_memguard::{
-    Budget as Limit, ByteSize, Ceilings, Kind, Ledger, LinuxProbe, Pass, Probe, Profile, Reservation, system_probe,
-};
-use plimsoll_models::{arch::Architecture, sampler::SamplerParams};
+use plimsoll_memguard::{Budget as Limit, Kind, Ledger, LinuxProbe, Probe, Profile, Reservation, system_probe};
+use plimsoll_models::arch::Architecture;
 use std::sync::Arc;
-
-/// Tokens of an answer where the user does not say, if they fit.
-const DEFAULT_MAX_TOKENS: usize = 1024;
-
-/// Most tokens of a prompt with its answer: positions are 32-bit numbers.
-const MAX_CONTEXT_TOKENS: usize = u32::MAX as usize;
-
-/// Rows of the smallest chunk that prefill may be cut down to.
-const FLOOR_ROWS: usize = 64;
-
-/// Heap that a run needs beside the arena, the KV and what grows with the vocabulary: threads' stacks and queues, block tables, the answer's text.
-const RUN_HEAP_BYTES: u64 = 1 << 20;
-
-/// Heap that choosing tokens needs: the logits that decode starts from and the candidates, with biases and penalties the adjusted logits and
-/// what was said, in a map that doubles.
-pub(super) fn sampling_bytes(params: &SamplerParams, vocab_size: usize) -> u64 {
-    let plain = SamplerParams {
-        temperature: params.temperature,
-        top_k: params.top_k,
-        top_p: params.top_p,
-        min_p: params.min_p,
-        typical_p: params.typical_p,
-        seed: params.seed,
-        ..SamplerParams::default()
-    };
-    let per_token = if *params == plain { 4 + 8 } else { 4 + 8 + 4 + 32 };
-    per_token * vocab_size as u64
-}
 
 /// One ledger, and what is held of it for as long as the process runs.
 pub(super) struct Budget {
@@ -70,26 +41,11 @@ impl Admission {
     }
 }
 
-/// What a prompt wants of a model.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Needs {
-    pub(super) prompt_tokens: usize,
-    pub(super) max_tokens: Option<usize>,
-    /// Longest context the model was trained for.
-    pub(super) context_length: usize,
-    /// Rows of a chunk if the user fixed them.
-    pub(super) chunk_rows: Option<usize>,
-    /// Whether the logits of every prompt row are wanted, or of the last alone.
-    pub(super) all_logits: bool,
-}
-
 impl Budget {
-    /// The user's budget, or the lowest limit that the machine sets.
-    pub(super) fn new(budget: Option<ByteSize>) -> Self {
-        let limit =
-            budget.map(ByteSize::bytes).or_else(|| Ceilings::detect().lowest_fixed().map(|ceiling| ceiling.bytes));
+    /// A budget of so many bytes; `None`: without a limit.
+    pub(super) fn new(limit_bytes: Option<u64>) -> Self {
         Self {
-            ledger: Ledger::new(limit.map_or(Limit::Unlimited, Limit::Bytes)),
+            ledger: Ledger::new(limit_bytes.map_or(Limit::Unlimited, Limit::Bytes)),
             probe: system_probe(),
             resident_after_load_bytes: None,
             held: Vec::new(),
@@ -113,11 +69,8 @@ impl Budget {
         let footprint = self.probe.as_ref().and_then(|probe| probe.sample().footprint).unwrap_or(0);
         let resident = footprint.max(ALLOCATOR.live_bytes());
         self.resident_after_load_bytes = LinuxProbe::new().memory().rss_bytes;
-        self.hold(
-            Kind::Overhead,
-            resident.saturating_sub(weights_bytes) + RUN_HEAP_BYTES + sampling_bytes,
-            "what is resident after load",
-        )
+        let overhead_bytes = price::overhead_bytes(resident, weights_bytes, sampling_bytes);
+        self.hold(Kind::Overhead, overhead_bytes, "what is resident after load")
     }
 
     fn hold(&mut self, kind: Kind, bytes: u64, what: &'static str) -> Result<(), AppError> {
@@ -199,55 +152,21 @@ impl Budget {
     }
 }
 
-impl Needs {
-    pub(super) fn new(args: &RunArgs, prompt_tokens: usize, architecture: &Architecture) -> Self {
-        Self {
-            prompt_tokens,
-            max_tokens: args.max_tokens,
-            context_length: architecture.dimensions.context_length,
-            chunk_rows: match args.chunk {
-                ChunkArg::Auto => None,
-                ChunkArg::Rows(rows) => Some(rows.get()),
-            },
-            all_logits: args.all_logits(),
-        }
+/// What a prompt of `prompt_tokens` wants with these arguments.
+pub(super) fn needs(args: &RunArgs, prompt_tokens: usize, architecture: &Architecture) -> Needs {
+    Needs {
+        prompt_tokens,
+        max_tokens: args.max_tokens,
+        context_length: architecture.dimensions.context_length,
+        chunk_rows: args.chunk.fixed_rows(),
+        all_logits: args.all_logits(),
     }
-
-    /// Bytes of KV and of the smallest passes for a context; `None` past 64 bits.
-    fn total(&self, profile: &dyn Profile, context_tokens: usize) -> Option<u64> {
-        profile.kv_bytes(context_tokens).checked_add(self.smallest_transient(profile, context_tokens))
-    }
-
-    /// The most that the smallest chunks, the tail after them and a decode step take at any place in the context.
-    fn smallest_transient(&self, profile: &dyn Profile, context_tokens: usize) -> u64 {
-        let floor = self.chunk_rows.unwrap_or(FLOOR_ROWS).clamp(1, self.prompt_tokens.max(1));
-        let tail = self.prompt_tokens % floor;
-        let logit_rows = |rows| if self.all_logits { rows } else { 1 };
-        let passes = [(floor, 0), (floor, logit_rows(floor)), (tail, logit_rows(tail)), (1, 1)];
-        let of = |(rows, logit_rows)| {
-            profile.transient_bytes(&Pass { rows, start: context_tokens.saturating_sub(rows), logit_rows })
-        };
-        passes.into_iter().filter(|(rows, _)| *rows > 0).map(of).max().unwrap_or(0)
-    }
-}
-
-/// The largest number up to `limit` for which `fits`, which holds for all smaller ones then; 0 if none.
-fn longest_that_fits(limit: usize, fits: impl Fn(usize) -> bool) -> usize {
-    let (mut low, mut high) = (0, limit);
-    while low < high {
-        let middle = low + (high - low).div_ceil(2);
-        if fits(middle) {
-            low = middle;
-        } else {
-            high = middle - 1;
-        }
-    }
-    low
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use plimsoll_memguard::Pass;
 
     fn budget(bytes: u64) -> Budget {
         Budget {
@@ -297,14 +216,6 @@ mod tests {
         };
         assert_eq!(refused(6400 + 10 * 150, 100, 100), (6400 + 10 * 200, Longest::Tokens(150)));
         assert_eq!(refused(6400, 100, 1), (6400 + 10 * 101, Longest::Nothing));
-    }
-
-    #[test]
-    fn penalties_and_biases_are_priced_where_there_are_any() {
-        let plain = SamplerParams { temperature: 0.7, top_k: Some(3), min_p: 0.1, seed: 9, ..SamplerParams::default() };
-        assert_eq!(sampling_bytes(&plain, 1000), 12_000);
-        assert_eq!(sampling_bytes(&SamplerParams { presence_penalty: 0.5, ..plain.clone() }, 1000), 48_000);
-        assert_eq!(sampling_bytes(&SamplerParams { logit_bias: [(1, 1.0)].into(), ..plain }, 1000), 48_000);
     }
 
     #[test]

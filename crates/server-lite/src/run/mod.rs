@@ -5,7 +5,6 @@ mod budget;
 mod outputs;
 mod prompt;
 mod report;
-mod settings;
 mod text;
 mod trace;
 
@@ -14,9 +13,10 @@ use crate::{
     error::AppError,
     fetch::Sources,
     interrupt::interruptible,
+    price, settings,
 };
 use answer::Job;
-use budget::{Budget, Needs};
+use budget::Budget;
 use plimsoll_models::{
     Checkpoint, CpuExecutor, CpuProfile, CpuSession, LoadPlan, Model, ModelError, StepObserver,
     sampler::{Sampler, StopMatcher},
@@ -29,12 +29,12 @@ use trace::Observers;
 pub(crate) fn run(args: &RunArgs, sources: &Sources, cancel: &CancelToken) -> Result<(), AppError> {
     let sampler = Sampler::new(args.sampling.params())?;
     let stops = StopMatcher::new(&args.sampling.stop)?;
-    let settings = settings::cpu(args)?;
+    let settings = settings::cpu(&args.engine)?;
     outputs::check(args)?;
-    if args.device == DeviceArg::Metal {
+    if args.engine.device == DeviceArg::Metal {
         return Err(AppError::NoMetal);
     }
-    let mut budget = Budget::new(args.memory_budget);
+    let mut budget = Budget::new(args.budget.limit_bytes());
     let given = prompt::read(args, &budget, cancel)?;
 
     let path = sources.resolve(&args.model, cancel)?;
@@ -44,7 +44,7 @@ pub(crate) fn run(args: &RunArgs, sources: &Sources, cancel: &CancelToken) -> Re
     }
     let model_fault = |source| AppError::Model { path: path.clone(), source: Box::new(source) };
     let checkpoint = Checkpoint::open(&path).map_err(model_fault)?;
-    let plan = LoadPlan::with_options(&checkpoint, &settings::loading(args)).map_err(model_fault)?;
+    let plan = LoadPlan::with_options(&checkpoint, &settings::loading(&args.engine)).map_err(model_fault)?;
     sampler.params().check_vocabulary(plan.architecture().dimensions.vocab_size)?;
     budget.reserve_weights(plan.weights_bytes())?;
 
@@ -57,14 +57,14 @@ pub(crate) fn run(args: &RunArgs, sources: &Sources, cancel: &CancelToken) -> Re
     }
     if let (Some(bytes), Some((tokenizer, _))) = (given.text_bytes(), &text) {
         // A text that no context can hold is not worth its tokens.
-        let needs = Needs::new(args, prompt::least_tokens(bytes, tokenizer), plan.architecture());
+        let needs = budget::needs(args, prompt::least_tokens(bytes, tokenizer), plan.architecture());
         budget.refuse_if_too_long(&needs, &CpuProfile::of_plan(&plan, settings))?;
     }
     let (prompt, text) = prompt::to_ids(given, text, args.raw, vocab_size, &budget, cancel)?;
     // What is mapped of its files ends with the load: from there on only the packed weights are resident.
     let loaded = interruptible(cancel, "loading the weights", move || load(plan, &checkpoint, settings.threads))??;
     let model = Arc::new(loaded.map_err(model_fault)?);
-    budget.measure_overhead(model.weights_bytes(), budget::sampling_bytes(sampler.params(), vocab_size))?;
+    budget.measure_overhead(model.weights_bytes(), price::sampling_bytes(sampler.params(), vocab_size))?;
 
     // Only a chat template begins a turn; ids are gone on from as they are.
     let continues = text.as_ref().is_none_or(|(_, template)| template.is_none());

@@ -1,7 +1,7 @@
 //! From flags to start-up settings: what decides routes is fixed here.
 
 use crate::{
-    cli::{AttentionArg, KvDtypeArg, QuantizeArg, RunArgs},
+    cli::{AttentionArg, EngineArgs, KvDtypeArg, QuantizeArg},
     error::AppError,
 };
 use plimsoll_attention::{KvDtype, RouteKind};
@@ -13,7 +13,7 @@ use std::{num::NonZeroUsize, thread};
 const MAX_THREADS: usize = 1024;
 
 /// Settings of the CPU executor.
-pub(super) fn cpu(args: &RunArgs) -> Result<CpuSettings, AppError> {
+pub(crate) fn cpu(args: &EngineArgs) -> Result<CpuSettings, AppError> {
     let threads = match args.threads {
         Some(threads) => threads.get(),
         None => thread::available_parallelism().map_or(1, NonZeroUsize::get),
@@ -39,7 +39,7 @@ pub(super) fn cpu(args: &RunArgs) -> Result<CpuSettings, AppError> {
 }
 
 /// How weights are read.
-pub(super) fn loading(args: &RunArgs) -> LoadOptions {
+pub(crate) fn loading(args: &EngineArgs) -> LoadOptions {
     LoadOptions::quantized(args.quantize.map(|wanted| match wanted {
         QuantizeArg::Q8_0 => WeightType::Q8_0,
         QuantizeArg::Q4K => WeightType::Q4K,
