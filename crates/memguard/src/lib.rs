@@ -17,7 +17,7 @@ mod tracker;
 pub use probe::MacProbe;
 pub use {
     byte_size::{ByteSize, ByteSizeError},
-    ceiling::{Ceiling, CeilingSource, Ceilings},
+    ceiling::{Ceiling, CeilingSource, Ceilings, Policy, PolicyBudget, UnknownPolicy},
     error::ReserveError,
     estimate::{
         AttentionPrice, AttentionShape, ClosedForm, CompressedShape, Config, Estimate, EstimateError, EstimateSettings,
@@ -27,7 +27,7 @@ pub use {
     },
     ledger::{Budget, Canceller, Evict, Kind, Ledger, Reservation, Ticket, Usage},
     pressure::{Pressure, PressureGauge, Watermarks},
-    probe::{FixedProbe, LinuxProbe, MemorySample, Probe, ProcessMemory, system_probe},
+    probe::{FixedProbe, LinuxProbe, MemorySample, Probe, ProcessMemory, Regions, system_probe},
     profile::{Pass, Profile},
     sizing::{ChunkChoice, ChunkLimits},
     tracker::{Sample, TrackerConfig, TransientTracker},

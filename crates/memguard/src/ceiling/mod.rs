@@ -1,14 +1,17 @@
 //! What the machine allows, and where each number came from.
 
 mod cgroup;
-#[cfg(target_os = "macos")]
+#[cfg(any(target_os = "macos", test))]
 mod macos;
+mod policy;
 
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::probe::field_bytes;
+
+pub use policy::{Policy, PolicyBudget, UnknownPolicy};
 
 /// One limit on the memory of this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,6 +32,14 @@ pub enum CeilingSource {
     Ram,
     /// RAM that could be had now without swapping (`MemAvailable`). Moves from one moment to the next.
     RamAvailable,
+    /// What the system lets the GPU wire down (`iogpu.wired_limit_mb`), where somebody set it.
+    WiredLimit,
+    /// What a device says it can use at once (Metal's `recommendedMaxWorkingSetSize`). Told by whoever holds the device:
+    /// see [`Ceilings::with`].
+    WorkingSet {
+        /// The device's name.
+        device: String,
+    },
     /// A control group of version 1; the kernel kills what passes it.
     CgroupV1 {
         /// The file that holds the limit.
@@ -54,6 +65,8 @@ impl fmt::Display for CeilingSource {
         match self {
             Self::Ram => f.write_str("RAM of the machine"),
             Self::RamAvailable => f.write_str("RAM available now"),
+            Self::WiredLimit => f.write_str("wired limit of the GPU, iogpu.wired_limit_mb"),
+            Self::WorkingSet { device } => write!(f, "working set of {device}"),
             Self::CgroupV1 { file } => write!(f, "cgroup v1, {}", file.display()),
             Self::CgroupV2 { file } => write!(f, "cgroup v2, {}", file.display()),
         }
@@ -71,7 +84,7 @@ impl Ceilings {
     #[must_use]
     pub fn detect() -> Self {
         #[cfg(target_os = "macos")]
-        return Self { found: macos::ceilings() };
+        return Self { found: macos::read().ceilings() };
         #[cfg(not(target_os = "macos"))]
         Self::read_linux(Path::new("/"))
     }
@@ -92,7 +105,14 @@ impl Ceilings {
         Self { found }
     }
 
-    /// All limits, in the order RAM, available RAM, control groups from the innermost outwards.
+    /// The same limits and one more, as a device states it.
+    #[must_use]
+    pub fn with(mut self, ceiling: Ceiling) -> Self {
+        self.found.push(ceiling);
+        self
+    }
+
+    /// All limits, in the order RAM, available RAM, control groups from the innermost outwards, those added by the caller.
     pub fn iter(&self) -> impl Iterator<Item = &Ceiling> {
         self.found.iter()
     }

@@ -101,10 +101,13 @@ impl ProcessMemory {
 
 /// The value of the line `name:   123 kB`, in bytes.
 pub(crate) fn field_bytes(text: &str, name: &str) -> Option<u64> {
-    text.lines().find_map(|line| {
-        let value = line.strip_prefix(name)?.strip_prefix(':')?.trim().strip_suffix(" kB")?;
-        value.trim().parse::<u64>().ok()?.checked_mul(1024)
-    })
+    text.lines().find_map(|line| field_kib(line, name))
+}
+
+/// The value of `line` in bytes if it is `name:   123 kB`.
+pub(super) fn field_kib(line: &str, name: &str) -> Option<u64> {
+    let value = line.strip_prefix(name)?.strip_prefix(':')?.trim().strip_suffix(" kB")?;
+    value.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 #[cfg(test)]

@@ -3,13 +3,16 @@
 mod linux;
 #[cfg(target_os = "macos")]
 mod macos;
+mod regions;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 pub(crate) use linux::field_bytes;
+use linux::field_kib;
 pub use linux::{LinuxProbe, ProcessMemory};
 #[cfg(target_os = "macos")]
 pub use macos::MacProbe;
+pub use regions::Regions;
 
 /// One reading of the process's memory. A number the platform cannot tell is `None`, never zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
