@@ -93,19 +93,22 @@ pub struct EstimateSettings {
     pub kv_element_bytes: usize,
     /// Tokens per KV block; only whole blocks are counted.
     pub kv_block_tokens: usize,
+    /// Buffers of a recurrent layer's state: 2 where a pass writes one while the other stays as it was.
+    pub state_buffers: usize,
     /// The largest chunk: a window layer holds its window and the rest of one chunk.
     pub chunk_rows: usize,
     pub attention: AttentionPrice,
 }
 
 impl Default for EstimateSettings {
-    /// 16-bit KV in blocks of 64 tokens, chunks of up to 2,048 rows, bounded attention with f32 tiles of 512 keys.
+    /// 16-bit KV in blocks of 64 tokens, one buffer of recurrent state, chunks of up to 2,048 rows, bounded attention with f32 tiles of 512 keys.
     fn default() -> Self {
         Self {
             weights: None,
             weights_bytes: None,
             kv_element_bytes: 2,
             kv_block_tokens: 64,
+            state_buffers: 1,
             chunk_rows: 2_048,
             attention: AttentionPrice::Bounded { tile_tokens: 512, score_bytes: 4 },
         }
@@ -152,7 +155,7 @@ impl ClosedForm {
                 let index = shape.indexer.map_or(0, |indexer| indexer.head_dim as u64);
                 kv.elements(None, sum([shape.kv_lora_rank as u64, shape.qk_rope_head_dim as u64, index]))
             }
-            Mixer::Recurrent(shape) => recurrent_state_bytes(shape),
+            Mixer::Recurrent(shape) => recurrent_state_bytes(shape).saturating_mul(self.settings.state_buffers as u64),
             Mixer::Compressed(shape) => kv.compressed(shape),
         }
     }

@@ -24,6 +24,12 @@ impl<'a> Config<'a> {
         Self { inner: value.get("text_config").filter(|inner| inner.is_object()).unwrap_or(value), outer: value }
     }
 
+    /// The whole of `config.json`, for a rule that reads it by itself.
+    #[must_use]
+    pub fn root(&self) -> &'a Value {
+        self.outer
+    }
+
     /// Names to look the architecture up by, the outer `model_type` first.
     pub fn names(&self) -> impl Iterator<Item = &'a str> {
         let listed = self.outer.get("architectures").and_then(Value::as_array).into_iter().flatten();

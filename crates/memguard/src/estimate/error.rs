@@ -23,4 +23,7 @@ pub enum EstimateError {
     /// A layer is of a kind the architecture does not have.
     #[error("layer {layer} is of unknown type `{name}`")]
     LayerType { layer: usize, name: String },
+    /// The rule of whoever registered the architecture says no; built-in rules never do.
+    #[error("`{name}`: {reason}")]
+    Refused { name: String, reason: String },
 }

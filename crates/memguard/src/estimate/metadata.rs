@@ -26,7 +26,7 @@ pub trait Metadata {
 }
 
 /// `general.architecture` and the `model_type` it stands for.
-const ARCHITECTURES: [(&str, &str); 14] = [
+const ARCHITECTURES: [(&str, &str); 16] = [
     ("llama", "llama"),
     ("qwen2", "qwen2"),
     ("qwen3", "qwen3"),
@@ -41,6 +41,8 @@ const ARCHITECTURES: [(&str, &str); 14] = [
     ("gpt-oss", "gpt_oss"),
     ("llama4", "llama4_text"),
     ("mistral", "mistral"),
+    ("olmo2", "olmo2"),
+    ("phi3", "phi3"),
 ];
 
 /// Keys without their architecture prefix, and the fields they become.

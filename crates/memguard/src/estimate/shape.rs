@@ -183,7 +183,7 @@ pub struct Parameters {
     pub experts: u64,
     /// Embedding tables and the output head.
     pub embedding: u64,
-    /// Norms, biases, sinks and other vectors.
+    /// Norms, biases, sinks, taps of convolutions and other vectors.
     pub vectors: u64,
 }
 
@@ -328,12 +328,9 @@ impl RecurrentShape {
         let hidden = hidden_size as u64;
         // q, k and v, the gate z, and one b and one a per value head.
         let in_width = sum([self.conv_width(), self.value_width(), product([2, self.value_heads])]);
-        let linear = sum([
-            in_width.saturating_mul(hidden),
-            self.conv_width().saturating_mul(self.conv_kernel as u64),
-            self.value_width().saturating_mul(hidden),
-        ]);
-        (linear, sum([product([2, self.value_heads]), self.value_head_dim as u64]))
+        let linear = sum([in_width.saturating_mul(hidden), self.value_width().saturating_mul(hidden)]);
+        let taps = self.conv_width().saturating_mul(self.conv_kernel as u64);
+        (linear, sum([taps, product([2, self.value_heads]), self.value_head_dim as u64]))
     }
 }
 

@@ -100,6 +100,29 @@ fn a_hybrid_is_not_over_counted_four_times() {
 }
 
 #[test]
+fn a_state_that_is_written_beside_the_old_one_counts_twice() {
+    let once = estimate("qwen3.6-27b", by_token());
+    let twice = estimate("qwen3.6-27b", EstimateSettings { state_buffers: 2, ..by_token() });
+    assert_eq!(twice.kv_bytes(0), 2 * once.kv_bytes(0));
+    assert_eq!(twice.kv_bytes(10_000) - twice.kv_bytes(0), once.kv_bytes(10_000) - once.kv_bytes(0));
+}
+
+/// Parameters of Phi-3 mini and OLMo 2 1B as their makers' checkpoints count them.
+#[test]
+fn fused_projections_and_whole_norms_change_no_sum() {
+    let parameters = |config: Value| {
+        let settings = EstimateSettings { weights: Some(WeightFormats::all(StorageFormat::BF16)), ..by_token() };
+        Registry::builtin().from_config(&config, &settings).unwrap().weights_bytes() / 2
+    };
+    let phi3 = json!({"model_type": "phi3", "hidden_size": 3_072, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 32, "intermediate_size": 8_192, "vocab_size": 32_064, "sliding_window": 2_047});
+    assert_eq!(parameters(phi3), 3_821_079_552);
+    let olmo2 = json!({"model_type": "olmo2", "hidden_size": 2_048, "num_hidden_layers": 16, "num_attention_heads": 16,
+        "intermediate_size": 8_192, "vocab_size": 100_352, "tie_word_embeddings": false});
+    assert_eq!(parameters(olmo2), 1_484_916_736);
+}
+
+#[test]
 fn window_layers_hold_their_window_and_the_rest_of_a_chunk() {
     let gemma = estimate("gemma-3-27b", by_token());
     // 10 full layers, 52 with a window of 1,024; 8,192 bytes per layer and token; chunks of 2,048.
@@ -155,7 +178,9 @@ fn only_whole_kv_blocks_are_counted() {
 fn weights_are_priced_as_the_checkpoint_stores_them() {
     let gpt = estimate("gpt-oss-20b", by_token()).weights_bytes();
     let experts = 24 * 32 * 3 * 2_880 * 2_880u64;
-    assert_eq!(gpt, experts / 32 * 17 + 2 * (20_914_757_184 - experts));
+    // Norms, biases of q, k, v, output and experts, and sinks: held in f32.
+    let vectors = 24 * (2 * 2_880 + 5_120 + 2_880 + 64 + 32 * (3 * 2_880 + 1)) + 2_880;
+    assert_eq!(gpt, experts / 32 * 17 + 2 * (20_914_757_184 - experts - vectors) + 4 * vectors);
     let q4 = EstimateSettings { weights: Some(WeightFormats::all(StorageFormat::Q4_K)), ..by_token() };
     let bits = estimate("llama-3.1-8b", q4).weights_bytes() as f64 * 8.0 / 8_030_261_248.0;
     assert!((bits - 4.5).abs() < 1e-6, "{bits} bits");
@@ -230,6 +255,13 @@ fn a_registered_rule_replaces_the_closed_form() {
     });
     let estimate = registry.from_config(&config("llama-3.1-8b"), &by_token()).unwrap();
     assert_eq!((estimate.weights_bytes(), estimate.transient_source()), (1, TransientSource::Plan));
+    // The whole config is there for rules that read more of it.
+    registry.register("whole", |config: &Config<'_>, _: &EstimateSettings| {
+        let reason = config.root()["note"].to_string();
+        Err(EstimateError::Refused { name: "whole".to_owned(), reason })
+    });
+    let refused = registry.from_config(&json!({"model_type": "whole", "note": 7}), &by_token()).unwrap_err();
+    assert_eq!(refused.to_string(), "`whole`: 7");
     // `architectures` is looked up after `model_type`.
     registry.register("MyModelForCausalLM", |_: &Config<'_>, _: &EstimateSettings| {
         Ok(Estimate::new(Planned, TransientSource::ClosedForm))

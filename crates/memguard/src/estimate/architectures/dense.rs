@@ -1,4 +1,4 @@
-//! Dense decoders with grouped-query attention: Llama, Mistral, Qwen2, Qwen3.
+//! Dense decoders with grouped-query attention: Llama, Mistral, OLMo 2, Phi-3, Qwen2, Qwen3.
 
 use super::{plain, window_of};
 use crate::estimate::{AttentionShape, Config, EstimateError, FeedForward, LayerShape, Mixer, ModelShape, Parameters};
@@ -6,6 +6,23 @@ use crate::estimate::{AttentionShape, Config, EstimateError, FeedForward, LayerS
 pub(super) fn llama(config: &Config<'_>) -> Result<ModelShape, EstimateError> {
     let bias = config.flag("attention_bias");
     dense(config, AttentionShape { qkv_bias: bias, output_bias: bias, ..attention(config)? }, |_| "full_attention")
+}
+
+/// The whole of q and of k is normed, with a weight for each element.
+pub(super) fn olmo2(config: &Config<'_>) -> Result<ModelShape, EstimateError> {
+    let bias = config.flag("attention_bias");
+    let attention = AttentionShape { qkv_bias: bias, output_bias: bias, ..attention(config)? };
+    let heads = attention.heads.saturating_add(attention.kv_heads);
+    let mut shape = dense(config, attention, |_| "full_attention")?;
+    for layer in &mut shape.layers {
+        layer.extra.vectors = (heads as u64).saturating_mul(attention.head_dim as u64);
+    }
+    Ok(shape)
+}
+
+/// Projections are stored in one piece, which changes no sum; the window is that of every layer.
+pub(super) fn phi3(config: &Config<'_>) -> Result<ModelShape, EstimateError> {
+    mistral(config)
 }
 
 pub(super) fn mistral(config: &Config<'_>) -> Result<ModelShape, EstimateError> {

@@ -15,9 +15,11 @@ use super::{
 
 type ShapeRule = fn(&Config<'_>) -> Result<ModelShape, EstimateError>;
 
-const RULES: [(&str, ShapeRule); 25] = [
+const RULES: [(&str, ShapeRule); 27] = [
     ("llama", dense::llama),
     ("mistral", dense::mistral),
+    ("olmo2", dense::olmo2),
+    ("phi3", dense::phi3),
     ("qwen2", dense::qwen2),
     ("qwen3", dense::qwen3),
     ("qwen3_moe", experts::qwen3_moe),
@@ -54,14 +56,14 @@ pub(super) fn register_all(registry: &mut Registry) {
     }
 }
 
-/// How a checkpoint with this config stores its weights.
+/// How the weights of a checkpoint with this config are held once loaded: matrices as stored, vectors widened to f32.
 fn stored_formats(config: &Config<'_>) -> WeightFormats {
     let dtype = ["dtype", "torch_dtype"].into_iter().find_map(|field| config.value(field)?.as_str());
     let plain = match dtype {
         Some("float32") => StorageFormat::F32,
         _ => StorageFormat::BF16,
     };
-    let formats = WeightFormats::all(plain);
+    let formats = WeightFormats { vectors: StorageFormat::F32, ..WeightFormats::all(plain) };
     let method =
         config.value("quantization_config").and_then(|quantization| quantization.get("quant_method")?.as_str());
     match method {
