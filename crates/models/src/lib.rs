@@ -27,7 +27,7 @@ pub use executor::{
     pass::{ExecError, LogitRows, Segment},
 };
 pub use layers::rope::{Rope, RopeScaling};
-pub use model::{Constant, LoadOptions, LoadPlan, Model, WeightTypes};
-pub use profile::CpuProfile;
+pub use model::{Constant, LoadOptions, LoadPlan, Model, Outline, OutlineTypes, WeightTypes};
+pub use profile::{CpuProfile, register_programs};
 pub use session::{CandleSession, CpuSession, PromptTarget, Session};
 pub use text::{TextError, TextModel};

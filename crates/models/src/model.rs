@@ -1,5 +1,6 @@
 //! A model in memory: its program and the weights it names, packed for the kernels.
 
+mod outline;
 mod quantize;
 mod read;
 
@@ -12,6 +13,7 @@ use plimsoll_linear::{PackedWeight, WeightType};
 use plimsoll_program::{Slot, SlotInfo};
 use std::collections::HashSet;
 
+pub use outline::{Outline, OutlineTypes};
 pub(crate) use read::plain_values;
 
 /// The value of a constant slot.
@@ -116,6 +118,7 @@ macro_rules! shape_getters {
 
 shape_getters!(Model);
 shape_getters!(LoadPlan);
+shape_getters!(Outline);
 
 impl Model {
     /// Reads the model of a checkpoint, repacking its weights with `threads` threads. Pages of the files leave the resident set once

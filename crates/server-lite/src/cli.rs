@@ -1,6 +1,7 @@
 //! The command line. Every flag has an environment name, `PLIMSOLL_...`; libraries read no environment, only this does.
 
 mod engine;
+mod estimate;
 mod hub;
 mod sampling;
 
@@ -9,7 +10,8 @@ use clap::{
     ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum, builder::FalseyValueParser,
     error::ErrorKind, parser::ValueSource,
 };
-pub(crate) use engine::{AttentionArg, BudgetArgs, DeviceArg, EngineArgs, KvDtypeArg, QuantizeArg};
+pub(crate) use engine::{AttentionArg, BudgetArgs, DeviceArg, EngineArgs, KvDtypeArg, Limit, QuantizeArg};
+pub(crate) use estimate::{DoctorArgs, EstimateArgs, PassLogitsArg, PlanArgs, Subject, SubjectArgs};
 pub(crate) use hub::hub_settings;
 use sampling::SamplingArgs;
 use std::{ffi::OsString, num::NonZeroUsize, path::PathBuf, str::FromStr};
@@ -36,8 +38,13 @@ impl Cli {
             Err(error) => return Err(in_one_line(&error)),
         };
         let mut cli = Self::from_arg_matches(&matches).map_err(|error| in_one_line(&error))?;
-        if let (Command::Run(args), Some((_, matches))) = (&mut cli.command, matches.subcommand()) {
-            args.settle_input(matches)?;
+        if let Some((_, matches)) = matches.subcommand() {
+            match &mut cli.command {
+                Command::Run(args) => args.settle_input(matches)?,
+                Command::Estimate(args) => args.subject.settle(matches)?,
+                Command::Plan(args) => args.subject.settle(matches)?,
+                Command::Doctor(_) | Command::Models { .. } => {}
+            }
         }
         Ok(Some(cli))
     }
@@ -62,6 +69,12 @@ fn in_one_line(error: &clap::Error) -> AppError {
 pub(crate) enum Command {
     /// Answer one prompt.
     Run(Box<RunArgs>),
+    /// Say what a prompt would take, and whether it fits. The exit code is 0 either way: the answer is printed.
+    Estimate(Box<EstimateArgs>),
+    /// Show the memory of one pass, step by step.
+    Plan(Box<PlanArgs>),
+    /// Show what this machine has and allows: instruction sets, memory ceilings, models.
+    Doctor(Box<DoctorArgs>),
     /// Fetch and list models by short name.
     Models {
         #[command(subcommand)]

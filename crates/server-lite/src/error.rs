@@ -4,6 +4,7 @@ use crate::{
     fetch::{PackagedModel, Part},
     hub::{HubFault, HubName},
 };
+use plimsoll_memguard::EstimateError;
 use plimsoll_models::{
     ExecError, FolderError, ModelError, TextError,
     chat::ChatError,
@@ -23,6 +24,14 @@ pub(crate) enum AppError {
     NoSuchModel { given: String, known: String },
     #[error("{} is a folder without config.json: give a model folder, or the .gguf file inside it", path.display())]
     ModelFolder { path: PathBuf },
+    #[error("{name} is not on this machine, and nothing is downloaded for an estimate")]
+    NotFetched { name: String },
+    #[error("{}: {source}", path.display())]
+    Estimate { path: PathBuf, source: EstimateError },
+    #[error("{}: {fault}", path.display())]
+    Config { path: PathBuf, fault: ConfigFault },
+    #[error("{name} has no program here, so there are no steps to show")]
+    NoProgram { name: String },
     #[error("cannot fetch {}: {fault}", model.name)]
     Fetch { model: Box<PackagedModel>, fault: FetchFault },
     #[error("cannot fetch {name}: {fault}")]
@@ -133,7 +142,8 @@ impl AppError {
     /// The contract's exit code: 2 usage, 3 does not fit, 4 bad model file, 1 anything else.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
-            Self::NoSuchModel { .. } | Self::ModelFolder { .. } | Self::NoMetal => 2,
+            Self::NoSuchModel { .. } | Self::ModelFolder { .. } | Self::NotFetched { .. } | Self::NoMetal => 2,
+            Self::Estimate { .. } | Self::Config { .. } | Self::NoProgram { .. } => 4,
             Self::Usage(_) | Self::CommandLine { .. } | Self::Stop(_) => 2,
             Self::Sampler(SamplerError::NanLogit { .. } | SamplerError::NoCandidate { .. }) => 1,
             Self::Sampler(_) => 2,
@@ -207,9 +217,31 @@ impl AppError {
             },
             Self::CommandLine { hints, .. } => hints.clone(),
             Self::NoSuchModel { .. } => vec!["models by short name: plimsoll models list".to_owned()],
+            Self::NotFetched { name } => {
+                vec![
+                    format!("fetch it: plimsoll models fetch {name}"),
+                    "or give its settings: --config config.json".to_owned(),
+                ]
+            }
+            Self::NoProgram { .. } => vec!["what it takes in all: plimsoll estimate".to_owned()],
+            Self::Estimate { source: EstimateError::UnknownArchitecture { .. }, .. } => {
+                let known = plimsoll_memguard::Registry::builtin().names().collect::<Vec<_>>().join(", ");
+                vec![format!("known: {known}")]
+            }
             _ => Vec::new(),
         }
     }
+}
+
+/// What is wrong with the file of `--config`.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ConfigFault {
+    #[error("it has {bytes} bytes, a config.json has at most {max_bytes}")]
+    TooLarge { bytes: u64, max_bytes: u64 },
+    #[error("it is neither a GGUF file nor JSON: {0}")]
+    Json(serde_json::Error),
+    #[error("a config.json is a JSON object")]
+    NoObject,
 }
 
 /// What went wrong on the way to a model by short name.

@@ -133,6 +133,26 @@ impl Sources {
         self.fetch(model, cancel)
     }
 
+    /// The file or folder that `-m` names, if it is on this machine already.
+    pub(crate) fn find(&self, model: &OsStr) -> Result<PathBuf, AppError> {
+        let path = Path::new(model);
+        if path.exists() {
+            return Ok(path.to_owned());
+        }
+        let text = model.to_str();
+        let missing = || AppError::NotFetched { name: model.to_string_lossy().into_owned() };
+        if let Some(name) = text.and_then(|text| text.strip_prefix("hf:")) {
+            let name = hub::HubName::parse(name)?;
+            let settings = HubSettings { offline: true, ..(self.hub)()? };
+            return hub::fetch(&name, &settings, true).map_err(|fault| match fault {
+                hub::HubFault::Offline { .. } => missing(),
+                fault => AppError::Hub { name, fault: Box::new(fault) },
+            });
+        }
+        let packaged = MODELS.iter().find(|packaged| Some(packaged.name) == text).ok_or_else(|| unknown(model))?;
+        cache_folder(self.cache_dir.as_deref()).ok().and_then(|cache| packaged.cached(&cache)).ok_or_else(missing)
+    }
+
     /// The cached file or folder of a name, fetched first where it is not there yet.
     pub(crate) fn fetch(&self, name: &OsStr, cancel: &CancelToken) -> Result<PathBuf, AppError> {
         let text = name.to_str();
@@ -150,13 +170,23 @@ impl Sources {
     }
 }
 
+impl PackagedModel {
+    /// The model's file in a cache folder, if it is there.
+    pub(crate) fn cached(&self, cache: &Path) -> Option<PathBuf> {
+        let path = cache.join("models").join(self.name).join(self.file_name);
+        // The sum was checked before the file was put here; the length tells a file that was cut since.
+        let is_whole = |metadata: fs::Metadata| metadata.is_file() && metadata.len() == self.bytes;
+        fs::metadata(&path).is_ok_and(is_whole).then_some(path)
+    }
+}
+
 fn unknown(given: &OsStr) -> AppError {
     let known = MODELS.iter().map(|packaged| packaged.name).collect::<Vec<_>>().join(", ");
     AppError::NoSuchModel { given: given.to_string_lossy().into_owned(), known }
 }
 
 /// Folder in which fetched models are kept.
-fn cache_folder(cache_dir: Option<&Path>) -> Result<PathBuf, FetchFault> {
+pub(crate) fn cache_folder(cache_dir: Option<&Path>) -> Result<PathBuf, FetchFault> {
     match cache_dir {
         Some(dir) => Ok(dir.to_owned()),
         None => Ok(dirs::cache_dir().ok_or(FetchFault::NoCacheFolder)?.join("plimsoll")),
@@ -192,13 +222,11 @@ fn fetch_into(
     context: &Context<'_>,
     notes: &mut dyn Write,
 ) -> Result<PathBuf, FetchFault> {
+    if let Some(target) = model.cached(cache) {
+        return Ok(target);
+    }
     let folder = cache.join("models").join(model.name);
     let target = folder.join(model.file_name);
-    match fs::metadata(&target) {
-        // The sum was checked before the file was put here; the length tells a file that was cut since.
-        Ok(metadata) if metadata.is_file() && metadata.len() == model.bytes => return Ok(target),
-        _ => {}
-    }
     fs::create_dir_all(&folder).map_err(io_fault("create the cache folder", &folder))?;
     let work = tempfile::Builder::new()
         .prefix(".fetch-")

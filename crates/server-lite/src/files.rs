@@ -1,6 +1,8 @@
 //! Files that appear under their names only when they are whole.
 
+use crate::error::AppError;
 use std::{
+    fs,
     io::{self, Write as _},
     path::Path,
 };
@@ -16,6 +18,25 @@ pub(crate) fn temporary(folder: &Path, prefix: &str) -> io::Result<NamedTempFile
     #[cfg(unix)]
     builder.permissions(all);
     builder.tempfile_in(folder)
+}
+
+/// Refuses an output that names no file, would write over a device or a link, or whose folder is not there or cannot be written to.
+pub(crate) fn check_output(flag: &str, path: &Path) -> Result<(), AppError> {
+    let refused = |why: &str| Err(AppError::Usage(format!("{flag} {}: {why}", path.display())));
+    if path.file_name().is_none() {
+        return refused("it names no file");
+    }
+    if fs::symlink_metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
+        return refused("it exists and is no regular file");
+    }
+    let folder = folder_of(path);
+    if !folder.is_dir() {
+        return refused(&format!("there is no folder {}", folder.display()));
+    }
+    // The file itself is written the same way: what fails later fails now.
+    let fault = |source| AppError::File { doing: "write", path: path.to_owned(), source };
+    temporary(folder, ".writing-").map_err(fault)?;
+    Ok(())
 }
 
 /// The folder that holds `path`.

@@ -4,13 +4,17 @@
 
 mod alloc;
 mod cli;
+mod doctor;
 mod error;
+mod estimate;
 mod fetch;
 mod files;
 mod hub;
 mod interrupt;
 mod logits;
+mod plan;
 mod price;
+mod priced;
 mod progress;
 mod run;
 mod settings;
@@ -90,6 +94,9 @@ fn one_line(text: &str, max_chars: usize) -> String {
 fn dispatch(cli: &Cli) -> Result<(), AppError> {
     match &cli.command {
         Command::Run(args) => run::run(args, &sources(&args.cache, args.json), &cancel_on_ctrl_c()),
+        Command::Estimate(args) => estimate::estimate(args, &sources(&args.subject.cache, true), &cancel_on_ctrl_c()),
+        Command::Plan(args) => plan::plan(args, &sources(&args.subject.cache, true), &cancel_on_ctrl_c()),
+        Command::Doctor(args) => doctor::doctor(args),
         Command::Models { command } => models(command),
     }
 }

@@ -1,7 +1,8 @@
 //! Prices that a run and its estimate share: one function each, so that they cannot drift apart.
 
-use plimsoll_memguard::{Pass, Profile};
+use plimsoll_memguard::{ChunkChoice, ChunkLimits, Pass, Profile, TrackerConfig, TransientTracker};
 use plimsoll_models::sampler::SamplerParams;
+use plimsoll_prefill::{DEFAULT_MAX_ROWS, GRANULE_ROWS};
 
 /// Tokens of an answer where the user does not say, if they fit.
 pub(crate) const DEFAULT_MAX_TOKENS: usize = 1024;
@@ -65,6 +66,53 @@ impl Needs {
             profile.transient_bytes(&Pass { rows, start: context_tokens.saturating_sub(rows), logit_rows })
         };
         passes.into_iter().filter(|(rows, _)| *rows > 0).map(of).max().unwrap_or(0)
+    }
+}
+
+/// The chunks of a prompt while so much memory is free for them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Chunks {
+    /// Rows of the first one.
+    pub(crate) rows: usize,
+    /// The most that one of them, or a decode step, takes.
+    pub(crate) transient_bytes: u64,
+}
+
+impl Needs {
+    /// The chunks that prefill takes with `headroom_bytes` for transients, which must cover the smallest ones: each the largest that
+    /// fits, as the driver chooses it. Runs of equal chunks are skipped by bisection: a plan costs no less at a later place.
+    pub(crate) fn chunks(&self, profile: &dyn Profile, context_tokens: usize, headroom_bytes: u64) -> Chunks {
+        let planned = |rows: usize, start: usize| {
+            let is_last = start + rows == self.prompt_tokens;
+            let logit_rows = if self.all_logits { rows } else { usize::from(is_last) };
+            profile.transient_bytes(&Pass { rows, start, logit_rows })
+        };
+        let limits = ChunkLimits { granule_rows: GRANULE_ROWS, floor_rows: FLOOR_ROWS, ceiling_rows: DEFAULT_MAX_ROWS };
+        let fresh = TransientTracker::new(TrackerConfig { min_chunk_rows: FLOOR_ROWS });
+        let choose = |start: usize| {
+            let rest = self.prompt_tokens - start;
+            match self.chunk_rows {
+                Some(rows) => rows.clamp(1, rest),
+                None => match limits.choose(rest, headroom_bytes, &fresh, |rows| planned(rows, start)) {
+                    ChunkChoice::Run { rows, .. } | ChunkChoice::Refuse { rows, .. } => rows,
+                },
+            }
+        };
+        let smallest = self.smallest_transient(profile, context_tokens);
+        let mut chunks = Chunks { rows: 0, transient_bytes: smallest };
+        let mut start = 0;
+        while start < self.prompt_tokens {
+            let rows = choose(start);
+            if start == 0 {
+                chunks.rows = rows;
+            }
+            let place = |count: usize| start + (count - 1) * rows;
+            let whole = (self.prompt_tokens - start) / rows;
+            let count = longest_that_fits(whole, |count| count == 0 || choose(place(count)) == rows).max(1);
+            chunks.transient_bytes = chunks.transient_bytes.max(planned(rows, place(count)));
+            start = place(count) + rows;
+        }
+        chunks
     }
 }
 

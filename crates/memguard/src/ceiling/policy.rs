@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::{Ceiling, CeilingSource, Ceilings};
+use crate::ByteSize;
 
 const GIB: u64 = 1 << 30;
 
@@ -84,22 +85,28 @@ impl Policy {
 
 impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        match self {
+            Self::Custom { reserve_bytes } => write!(f, "custom:{}", ByteSize::new(*reserve_bytes)),
+            named => f.write_str(named.name()),
+        }
     }
 }
 
 impl FromStr for Policy {
     type Err = UnknownPolicy;
 
-    /// Reads the name of one of [`Policy::NAMED`].
+    /// Reads the name of one of [`Policy::NAMED`], or `custom:` with a reserve (`custom:2GiB`).
     fn from_str(text: &str) -> Result<Self, UnknownPolicy> {
+        if let Some(reserve) = text.strip_prefix("custom:").and_then(|size| size.parse::<ByteSize>().ok()) {
+            return Ok(Self::Custom { reserve_bytes: reserve.bytes() });
+        }
         Self::NAMED.into_iter().find(|policy| policy.name() == text).ok_or_else(|| UnknownPolicy(text.to_owned()))
     }
 }
 
 /// No policy has this name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("\"{0}\" is no policy: safe, balanced or aggressive")]
+#[error("\"{0}\" is no policy: safe, balanced, aggressive, or custom:2GiB")]
 pub struct UnknownPolicy(pub String);
 
 impl Ceilings {
@@ -183,11 +190,13 @@ mod tests {
 
     #[test]
     fn policies_are_read_by_name() {
-        for policy in Policy::NAMED {
+        let own = [Policy::Custom { reserve_bytes: 3 << 29 }, Policy::Custom { reserve_bytes: 0 }];
+        for policy in Policy::NAMED.into_iter().chain(own) {
             assert_eq!(policy.to_string().parse(), Ok(policy));
         }
+        assert!("custom".parse::<Policy>().is_err() && "custom:much".parse::<Policy>().is_err());
         let error = "brave".parse::<Policy>().unwrap_err();
-        assert_eq!(error.to_string(), "\"brave\" is no policy: safe, balanced or aggressive");
+        assert_eq!(error.to_string(), "\"brave\" is no policy: safe, balanced, aggressive, or custom:2GiB");
     }
 
     proptest! {

@@ -16,8 +16,8 @@ mod qwen3_next;
 mod registry;
 mod sizes;
 
-pub use registry::known_architectures;
 pub(crate) use registry::{Recorded, name_of, record};
+pub use registry::{known_architectures, known_model_types};
 pub use sizes::Sizes;
 
 /// What an architecture makes of a model file: the program and all that the executors must know to feed it.

@@ -46,6 +46,11 @@ pub fn known_architectures() -> impl Iterator<Item = &'static str> {
     REGISTRY.iter().flat_map(|entry| entry.gguf.iter().copied())
 }
 
+/// Values of `model_type` of all architectures that have a program.
+pub fn known_model_types() -> impl Iterator<Item = &'static str> {
+    REGISTRY.iter().flat_map(|entry| entry.model_types.iter().copied())
+}
+
 /// What the checkpoint calls its architecture.
 ///
 /// # Errors

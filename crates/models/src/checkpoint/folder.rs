@@ -39,6 +39,11 @@ impl Folder {
         Ok(Self { path: path.to_owned(), config, generation, shards })
     }
 
+    /// Settings without files. Nothing can be loaded from it; programs are recorded from it as from the folder that it describes.
+    pub(crate) fn outline(config: Map<String, Value>) -> Self {
+        Self { path: PathBuf::new(), config, generation: GenerationConfig::default(), shards: Shards::outline() }
+    }
+
     /// The folder.
     #[must_use]
     pub fn path(&self) -> &Path {

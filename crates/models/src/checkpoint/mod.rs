@@ -102,6 +102,11 @@ impl<'a> From<&'a Folder> for CheckpointRef<'a> {
 }
 
 impl<'a> CheckpointRef<'a> {
+    /// Whether the source is settings alone, and has no tensors to look at.
+    pub(crate) fn is_outline(self) -> bool {
+        matches!(self, Self::Folder(folder) if folder.shards().is_outline())
+    }
+
     /// The tensor of this name in the source's own naming; `None` if there is none.
     pub(crate) fn find_tensor(self, name: &str) -> Option<StoredTensor<'a>> {
         match self {

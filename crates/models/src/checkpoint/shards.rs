@@ -18,6 +18,8 @@ use std::{
 pub(crate) struct Shards {
     files: Vec<File>,
     tensors: BTreeMap<String, Tensor>,
+    /// Whether there are no files because none were asked for.
+    is_outline: bool,
 }
 
 #[derive(Debug)]
@@ -37,7 +39,7 @@ struct Tensor {
 impl Shards {
     /// Maps the weight files of `folder`.
     pub(super) fn open(folder: &Path) -> Result<Self, FolderError> {
-        let mut shards = Self { files: Vec::new(), tensors: BTreeMap::new() };
+        let mut shards = Self { files: Vec::new(), tensors: BTreeMap::new(), is_outline: false };
         let single = folder.join("model.safetensors");
         if single.exists() {
             shards.add(single, None)?;
@@ -86,6 +88,15 @@ impl Shards {
             }
         }
         Ok(shards)
+    }
+
+    /// No files: what would be in them is only described by the settings.
+    pub(super) fn outline() -> Self {
+        Self { files: Vec::new(), tensors: BTreeMap::new(), is_outline: true }
+    }
+
+    pub(super) fn is_outline(&self) -> bool {
+        self.is_outline
     }
 
     /// Maps one file and adds its tensors. `index`: the file's name in the index, and the index.

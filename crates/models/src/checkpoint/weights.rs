@@ -211,7 +211,8 @@ impl<'c> Weights<'c> {
             other => (other, Rows::All),
         };
         let fused = format!("{before}{fused}");
-        let source = if self.checkpoint.find_tensor(&fused).is_some() {
+        // Either way has the same values; an outline takes the one that is a single name.
+        let source = if self.checkpoint.find_tensor(&fused).is_some() || self.checkpoint.is_outline() {
             let stored_rows = if rows == Rows::All { out_features } else { 2 * out_features };
             Source::of(vec![Part { tensor: fused, shape: vec![experts, stored_rows, in_features], rows }])
         } else {

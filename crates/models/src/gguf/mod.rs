@@ -26,6 +26,7 @@
 
 mod cursor;
 mod error;
+mod facts;
 mod ggml_type;
 pub(crate) mod map;
 mod metadata;

@@ -138,7 +138,10 @@ impl<'c> Decoder<'c> {
     ) -> Result<Slot, ModelError> {
         let hidden_size = self.sizes.hidden_size;
         let router = self.weights.stored_name(&format!("blk.{layer}.ffn_gate_inp.weight"));
-        self.weights.checkpoint().tensor(&router)?.expect_shape(&[cfg.num_experts, hidden_size])?;
+        let checkpoint = self.weights.checkpoint();
+        if !checkpoint.is_outline() {
+            checkpoint.tensor(&router)?.expect_shape(&[cfg.num_experts, hidden_size])?;
+        }
         let w = MoeWeights::declare(&mut self.b, &mut self.weights, layer, hidden_size, cfg);
         Ok(moe(&mut self.b, x, &w, cfg.route(), activation))
     }

@@ -2,6 +2,7 @@
 
 mod architectures;
 mod chat;
+mod estimates;
 mod folder;
 mod gguf;
 mod real_tokenizers;

@@ -1,7 +1,7 @@
 //! Arguments that a run and its estimate share: what decides routes, types and bytes.
 
 use clap::{Args, ValueEnum};
-use plimsoll_memguard::{ByteSize, Ceilings};
+use plimsoll_memguard::{ByteSize, Ceilings, Policy};
 use std::num::NonZeroUsize;
 
 /// What may be used.
@@ -10,13 +10,42 @@ pub(crate) struct BudgetArgs {
     /// Memory that the process may use, like 512MiB or 4GiB; default: what the machine or its container allows.
     #[arg(long, env = "PLIMSOLL_MEMORY_BUDGET", value_name = "BYTES")]
     pub(crate) memory_budget: Option<ByteSize>,
+    /// What stays free for others where no budget is given: `safe` (8 GiB of RAM, a quarter of small machines), `balanced` (6 GiB, three sixteenths),
+    /// `aggressive` (4 GiB, an eighth), or `custom:2GiB`.
+    #[arg(long, env = "PLIMSOLL_MEMORY_POLICY", value_name = "POLICY", default_value = "balanced")]
+    pub(crate) memory_policy: Policy,
+}
+
+/// A budget, and who says so.
+#[derive(Debug, Clone)]
+pub(crate) struct Limit {
+    /// `None` where neither the user nor the machine sets one.
+    pub(crate) bytes: Option<u64>,
+    pub(crate) source: String,
 }
 
 impl BudgetArgs {
-    /// The user's budget, or the lowest limit that the machine sets; `None` where neither says anything.
+    /// The user's budget, or what the policy leaves of the lowest limit that the machine sets; `None` where neither says anything.
     pub(crate) fn limit_bytes(self) -> Option<u64> {
-        let found = || Ceilings::detect().lowest_fixed().map(|ceiling| ceiling.bytes);
-        self.memory_budget.map(ByteSize::bytes).or_else(found)
+        self.limit(&Ceilings::detect()).bytes
+    }
+
+    /// The same of ceilings that were read already, with its source.
+    pub(crate) fn limit(self, ceilings: &Ceilings) -> Limit {
+        if let Some(budget) = self.memory_budget {
+            return Limit { bytes: Some(budget.bytes()), source: "--memory-budget".to_owned() };
+        }
+        let policy = self.memory_policy;
+        match ceilings.budget(policy) {
+            Some(budget) => {
+                let source = match budget.reserve_bytes {
+                    0 => budget.limited_by.source.to_string(),
+                    reserve => format!("{}, less {} ({policy})", budget.limited_by.source, ByteSize::new(reserve)),
+                };
+                Limit { bytes: Some(budget.bytes), source }
+            }
+            None => Limit { bytes: None, source: "no limit is known".to_owned() },
+        }
     }
 }
 

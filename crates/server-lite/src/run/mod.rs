@@ -8,6 +8,8 @@ mod report;
 mod text;
 mod trace;
 
+pub(crate) use text::loading_bytes;
+
 use crate::{
     cli::{DeviceArg, RunArgs},
     error::AppError,

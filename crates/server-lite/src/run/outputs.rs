@@ -2,10 +2,7 @@
 
 use super::trace;
 use crate::{cli::RunArgs, error::AppError, files};
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 /// Refuses a trace file of an unknown kind, a folder that is not there or cannot be written to, and outputs that would write over a device, a link, an
 /// input or each other.
@@ -21,19 +18,7 @@ pub(super) fn check(args: &RunArgs) -> Result<(), AppError> {
     let mut taken = vec![given(&Some(PathBuf::from(&args.model))), given(&args.prompt_file), given(&args.token_ids)];
     for (flag, path) in outputs(args) {
         let refused = |why: &str| Err(AppError::Usage(format!("{flag} {}: {why}", path.display())));
-        if path.file_name().is_none() {
-            return refused("it names no file");
-        }
-        if fs::symlink_metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
-            return refused("it exists and is no regular file");
-        }
-        let folder = files::folder_of(path);
-        if !folder.is_dir() {
-            return refused(&format!("there is no folder {}", folder.display()));
-        }
-        // The file itself is written the same way: what fails later fails now.
-        let fault = |source| AppError::File { doing: "write", path: path.to_owned(), source };
-        files::temporary(folder, ".writing-").map_err(fault)?;
+        files::check_output(flag, path)?;
         let real = real_path(path);
         if taken.iter().flatten().any(|taken| *taken == real) {
             return refused("another argument names the same file");

@@ -62,7 +62,7 @@ pub(super) fn load(
 }
 
 /// What reading the text side of a folder takes at most.
-fn loading_bytes(folder: &Path) -> u64 {
+pub(crate) fn loading_bytes(folder: &Path) -> u64 {
     // A file that is not there takes nothing; one that cannot be read is told of by who reads it.
     let bytes = FILES.iter().filter_map(|name| fs::metadata(folder.join(name)).ok()).map(|metadata| metadata.len());
     bytes.fold(0, u64::saturating_add).saturating_mul(LOADING_BYTES_PER_BYTE)

@@ -5,15 +5,17 @@ use std::fs;
 
 #[test]
 fn help_names_an_environment_variable_for_every_flag() {
-    // Lines are as wide as the terminal: words alone count.
-    let help = run(["run", "--help"]).ok().split_whitespace().collect::<Vec<_>>().join(" ");
-    let flags: Vec<&str> = help.split_whitespace().filter(|word| word.starts_with("--") && *word != "--help").collect();
-    let flags: Vec<&str> = flags.into_iter().filter(|word| *word != "--version" && !word.contains('`')).collect();
-    assert!(flags.len() > 15, "{flags:?}");
-    for flag in flags {
-        let flag = flag.trim_end_matches(|c: char| !c.is_ascii_lowercase());
-        let name = format!("[env: PLIMSOLL_{}=", flag[2..].replace('-', "_").to_uppercase());
-        assert!(help.contains(&name), "{flag}: no {name}...] in the help");
+    for (command, least) in [("run", 15), ("estimate", 10), ("plan", 12), ("doctor", 6)] {
+        // Lines are as wide as the terminal: words alone count.
+        let help = run([command, "--help"]).ok().split_whitespace().collect::<Vec<_>>().join(" ");
+        let flags = help.split_whitespace().filter(|word| word.starts_with("--") && !word.contains('`'));
+        let flags: Vec<&str> = flags.filter(|word| !["--help", "--version"].contains(word)).collect();
+        assert!(flags.len() > least, "{command}: {flags:?}");
+        for flag in flags {
+            let flag = flag.trim_end_matches(|c: char| !c.is_ascii_lowercase());
+            let name = format!("[env: PLIMSOLL_{}=", flag[2..].replace('-', "_").to_uppercase());
+            assert!(help.contains(&name), "{command} {flag}: no {name}...] in the help");
+        }
     }
 }
 

@@ -6,6 +6,8 @@
 mod bad_models;
 #[cfg(unix)]
 mod cancel;
+mod doctor;
+mod estimate;
 #[cfg(unix)]
 mod fetch;
 mod flags;
@@ -16,6 +18,7 @@ mod memory;
 mod model_file;
 mod model_folder;
 mod output;
+mod plan;
 mod sampling;
 mod traces;
 mod usage;

@@ -1,0 +1,380 @@
+//! A model as far as its price goes: its program where it has one, a closed form where not. No weight is read.
+
+use crate::{
+    ALLOCATOR,
+    cli::{EngineArgs, Subject, SubjectArgs},
+    error::{AppError, ConfigFault},
+    fetch::Sources,
+    interrupt::interruptible,
+    price, run, settings,
+};
+use plimsoll_memguard::{
+    Config, Estimate, EstimateSettings, Pass, Profile, Registry, StorageFormat, TransientSource, WeightFormats,
+    system_probe,
+};
+use plimsoll_models::{
+    Checkpoint, CpuCost, CpuProfile, CpuSettings, LoadPlan, ModelError, Outline, OutlineTypes, TextModel,
+    arch::Architecture, chat::ChatTemplate, sampler::SamplerParams, tokenizer::Tokenizer,
+};
+use plimsoll_prefill::{CancelToken, DEFAULT_MAX_ROWS};
+use serde_json::{Map, Value};
+use std::{
+    fs::{self, File},
+    io::{self, Read as _},
+    path::{Path, PathBuf},
+};
+
+/// Largest config.json; models' own settings files are held to the same.
+const MAX_CONFIG_BYTES: u64 = 16 << 20;
+
+/// Heap of a tokenizer for each token of its vocabulary, where there is none to be measured: SmolLM2's takes 43 bytes a token, Gemma 3's 38.
+const TOKENIZER_BYTES_PER_TOKEN: u64 = 48;
+
+/// What loading leaves resident in a run and not here: buffers that the allocator keeps, stacks of the threads that packed.
+const LOADING_RESIDUE_BYTES: u64 = 768 << 10;
+
+/// The same for each thread.
+const LOADING_RESIDUE_BYTES_PER_THREAD: u64 = 64 << 10;
+
+/// Measured sizes differ by some pages from one process to the next; rounded up to this, an estimate is the same each time.
+const OVERHEAD_GRANULE_BYTES: u64 = 256 << 10;
+
+/// Bytes for each id of a prompt, in a vector that doubles.
+const PROMPT_BYTES_PER_TOKEN: u64 = 8;
+
+/// A model that can be priced.
+pub(crate) struct Priced {
+    pub(crate) name: String,
+    kind: Kind,
+    settings: CpuSettings,
+    pub(crate) vocab_size: usize,
+    /// Longest context the model was trained for, where it is said.
+    pub(crate) trained_context: Option<usize>,
+    /// What a reader must know about the figures, a sentence each.
+    pub(crate) notes: Vec<String>,
+    /// What reading the text side takes while it is read; a run reserves it before anything but the weights.
+    pub(crate) loading_bytes: u64,
+    /// What is resident in this process beside the weights once everything else is read.
+    resident_bytes: u64,
+}
+
+enum Kind {
+    /// Checked against the tensors of a file or folder.
+    Plan(Box<LoadPlan>),
+    /// Of a config.json alone.
+    Outline(Box<Outline>),
+    /// Without a program.
+    Closed(Estimate),
+}
+
+impl Priced {
+    /// Reads headers and settings of the model that the arguments name.
+    pub(crate) fn read(
+        args: &SubjectArgs,
+        engine: &EngineArgs,
+        chunk_rows: Option<usize>,
+        sources: &Sources,
+        cancel: &CancelToken,
+    ) -> Result<Self, AppError> {
+        let reader = Reader { engine, settings: settings::cpu(engine)?, chunk_rows, cancel };
+        match args.subject() {
+            Subject::Model(model) => {
+                let path = sources.find(model)?;
+                if path.is_dir() && !path.join("config.json").exists() {
+                    return Err(AppError::ModelFolder { path });
+                }
+                reader.checkpoint(path, true)
+            }
+            Subject::Config(path) => reader.header(path),
+        }
+    }
+
+    /// Where the transient figure comes from.
+    pub(crate) fn transient_source(&self) -> TransientSource {
+        match &self.kind {
+            Kind::Plan(_) | Kind::Outline(_) => TransientSource::Plan,
+            Kind::Closed(estimate) => estimate.transient_source(),
+        }
+    }
+
+    /// The program and what prices its steps; `None` for a closed form.
+    pub(crate) fn program(&self) -> Option<(&Architecture, CpuCost<'_>)> {
+        let (architecture, weight_types) = match &self.kind {
+            Kind::Plan(plan) => (plan.architecture(), plan.weight_types()),
+            Kind::Outline(outline) => (outline.architecture(), outline.weight_types()),
+            Kind::Closed(_) => return None,
+        };
+        Some((architecture, CpuCost { weight_types, settings: self.settings }))
+    }
+
+    pub(crate) fn settings(&self) -> &CpuSettings {
+        &self.settings
+    }
+
+    /// What a run of a prompt of this length would measure beside weights, KV and transients, rounded up. `run` reserves what it
+    /// measures, which is at most this and at least 2 MiB less; a test holds both together.
+    pub(crate) fn overhead_bytes(&self, prompt_tokens: usize) -> u64 {
+        let prompt = PROMPT_BYTES_PER_TOKEN.saturating_mul(prompt_tokens as u64);
+        let residue = LOADING_RESIDUE_BYTES + LOADING_RESIDUE_BYTES_PER_THREAD * self.settings.threads as u64;
+        let resident = self.resident_bytes.saturating_add(residue).saturating_add(prompt);
+        let sampling = price::sampling_bytes(&SamplerParams::default(), self.vocab_size);
+        let bytes = price::overhead_bytes(resident, 0, sampling);
+        bytes.checked_next_multiple_of(OVERHEAD_GRANULE_BYTES).unwrap_or(u64::MAX)
+    }
+}
+
+impl Profile for Priced {
+    fn weights_bytes(&self) -> u64 {
+        match &self.kind {
+            Kind::Plan(plan) => plan.weights_bytes(),
+            Kind::Outline(outline) => outline.weights_bytes(),
+            Kind::Closed(estimate) => estimate.weights_bytes(),
+        }
+    }
+
+    fn kv_bytes(&self, context_tokens: usize) -> u64 {
+        match &self.kind {
+            Kind::Plan(plan) => CpuProfile::of_plan(plan, self.settings).kv_bytes(context_tokens),
+            Kind::Outline(outline) => CpuProfile::of_outline(outline, self.settings).kv_bytes(context_tokens),
+            Kind::Closed(estimate) => estimate.kv_bytes(context_tokens),
+        }
+    }
+
+    fn transient_bytes(&self, pass: &Pass) -> u64 {
+        match &self.kind {
+            Kind::Plan(plan) => CpuProfile::of_plan(plan, self.settings).transient_bytes(pass),
+            Kind::Outline(outline) => CpuProfile::of_outline(outline, self.settings).transient_bytes(pass),
+            Kind::Closed(estimate) => estimate.transient_bytes(pass),
+        }
+    }
+}
+
+struct Reader<'a> {
+    engine: &'a EngineArgs,
+    settings: CpuSettings,
+    chunk_rows: Option<usize>,
+    cancel: &'a CancelToken,
+}
+
+impl Reader<'_> {
+    /// A GGUF file or a folder, header by header. `with_text`: the tokenizer is read too, as a run does, so that its size is measured.
+    fn checkpoint(&self, path: PathBuf, with_text: bool) -> Result<Priced, AppError> {
+        let fault = |source| AppError::Model { path: path.clone(), source: Box::new(source) };
+        let checkpoint = Checkpoint::open(&path).map_err(fault)?;
+        let plan = match LoadPlan::with_options(&checkpoint, &settings::loading(self.engine)) {
+            Ok(plan) => plan,
+            Err(error) => return self.without_program(&path, &checkpoint, error),
+        };
+        let (name, dimensions) = (plan.name().to_owned(), plan.architecture().dimensions);
+        let mut notes = Vec::new();
+        let mut loading_bytes = 0;
+        let mut unread_bytes = 0;
+        // Kept until it is measured.
+        let mut text = None;
+        if with_text {
+            if let Checkpoint::Folder(folder) = &checkpoint {
+                loading_bytes = run::loading_bytes(folder.path());
+            }
+            let vocab_size = dimensions.vocab_size;
+            text = interruptible(self.cancel, "reading the tokenizer", move || text_of(&checkpoint, vocab_size))?;
+            if text.is_none() {
+                notes.push("the model has no tokenizer that can be read: a run takes token ids alone".to_owned());
+            }
+        } else {
+            unread_bytes = TOKENIZER_BYTES_PER_TOKEN.saturating_mul(dimensions.vocab_size as u64);
+        }
+        let resident_bytes = resident_bytes().saturating_add(unread_bytes);
+        drop(text);
+        Ok(Priced {
+            name,
+            kind: Kind::Plan(Box::new(plan)),
+            settings: self.settings,
+            vocab_size: dimensions.vocab_size,
+            trained_context: Some(dimensions.context_length),
+            notes,
+            loading_bytes,
+            resident_bytes,
+        })
+    }
+
+    /// The closed form of a checkpoint that has no program here; `error` says why.
+    fn without_program(&self, path: &Path, checkpoint: &Checkpoint, error: ModelError) -> Result<Priced, AppError> {
+        let settings = self.closed_settings();
+        let (estimate, config) = match checkpoint {
+            _ if !is_about_the_program(&error) => (None, None),
+            Checkpoint::Gguf(gguf) => (Registry::builtin().from_metadata(gguf, &settings).ok(), None),
+            Checkpoint::Folder(folder) => {
+                let config = Value::Object(folder.config().clone());
+                let settings = EstimateSettings { weights_bytes: Some(folder.weight_file_bytes()), ..settings };
+                (Registry::builtin().from_config(&config, &settings).ok(), Some(config))
+            }
+        };
+        let Some(estimate) = estimate else {
+            return Err(AppError::Model { path: path.to_owned(), source: Box::new(error) });
+        };
+        let (name, vocab_size, trained_context) = match checkpoint {
+            Checkpoint::Gguf(gguf) => {
+                let text = |key: &str| gguf.find_str(key).ok().flatten().map(str::to_owned);
+                let architecture = text("general.architecture").unwrap_or_default();
+                let tokens = plimsoll_memguard::Metadata::array_len(gguf, "tokenizer.ggml.tokens").unwrap_or(0);
+                let context = plimsoll_memguard::Metadata::number(gguf, &format!("{architecture}.context_length"));
+                let context = context.and_then(|context| usize::try_from(context).ok());
+                (text("general.name").unwrap_or(architecture), tokens, context)
+            }
+            Checkpoint::Folder(_) => facts_of(&Config::new(config.as_ref().unwrap_or(&Value::Null))),
+        };
+        Ok(self.closed(name, estimate, vocab_size, trained_context, format!("plimsoll cannot run this model: {error}")))
+    }
+
+    /// A file of which the header is read: a GGUF file, or a config.json.
+    fn header(&self, path: &Path) -> Result<Priced, AppError> {
+        // A folder stands for the settings in it.
+        let path = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
+        let fault = |source| AppError::File { doing: "read", path: path.clone(), source };
+        match fs::metadata(&path) {
+            Ok(metadata) if metadata.is_file() => {}
+            Ok(_) => return Err(AppError::Usage(format!("--config {}: it is no regular file", path.display()))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(AppError::Usage(format!("--config {}: there is no such file", path.display())));
+            }
+            Err(error) => return Err(fault(error)),
+        }
+        let mut file = File::open(&path).map_err(fault)?;
+        let mut bytes = Vec::new();
+        file.by_ref().take(4).read_to_end(&mut bytes).map_err(fault)?;
+        if bytes == *b"GGUF" {
+            return self.checkpoint(path, false);
+        }
+        file.take(MAX_CONFIG_BYTES + 1).read_to_end(&mut bytes).map_err(fault)?;
+        let broken = |fault| AppError::Config { path: path.clone(), fault };
+        let length = bytes.len() as u64;
+        if length > MAX_CONFIG_BYTES {
+            return Err(broken(ConfigFault::TooLarge { bytes: length, max_bytes: MAX_CONFIG_BYTES }));
+        }
+        match serde_json::from_slice(&bytes) {
+            Ok(Value::Object(config)) => self.config(&path, config),
+            Ok(_) => Err(broken(ConfigFault::NoObject)),
+            Err(error) => Err(broken(ConfigFault::Json(error))),
+        }
+    }
+
+    /// The settings of a folder.
+    fn config(&self, path: &Path, config: Map<String, Value>) -> Result<Priced, AppError> {
+        let types = settings::loading(self.engine).quantize.map_or_else(OutlineTypes::default, OutlineTypes::all);
+        let outline = Outline::from_config(&config, types);
+        let config = Value::Object(config);
+        let (name, vocab_size, trained_context) = facts_of(&Config::new(&config));
+        let error = match outline {
+            Ok(outline) => {
+                let dimensions = outline.architecture().dimensions;
+                let unread = TOKENIZER_BYTES_PER_TOKEN.saturating_mul(dimensions.vocab_size as u64);
+                return Ok(Priced {
+                    name,
+                    kind: Kind::Outline(Box::new(outline)),
+                    settings: self.settings,
+                    vocab_size: dimensions.vocab_size,
+                    trained_context: Some(dimensions.context_length),
+                    notes: vec!["weights by config.json alone, KV and transients by the program".to_owned()],
+                    loading_bytes: 0,
+                    resident_bytes: resident_bytes().saturating_add(unread),
+                });
+            }
+            Err(error) => error,
+        };
+        match Registry::builtin().from_config(&config, &self.closed_settings()) {
+            Ok(estimate) => {
+                let why = format!("plimsoll cannot run this model: {error}");
+                Ok(self.closed(name, estimate, vocab_size, trained_context, why))
+            }
+            // The program's own words are about the file; the closed form's only where it has no program at all.
+            Err(source) if matches!(error, ModelError::UnknownArchitecture { .. }) => {
+                Err(AppError::Estimate { path: path.to_owned(), source })
+            }
+            Err(_) => Err(AppError::Model { path: path.to_owned(), source: Box::new(error) }),
+        }
+    }
+
+    fn closed(
+        &self,
+        name: String,
+        estimate: Estimate,
+        vocab_size: usize,
+        trained_context: Option<usize>,
+        why: String,
+    ) -> Priced {
+        let unread = TOKENIZER_BYTES_PER_TOKEN.saturating_mul(vocab_size as u64);
+        Priced {
+            name,
+            kind: Kind::Closed(estimate),
+            settings: self.settings,
+            vocab_size,
+            trained_context,
+            notes: vec![why, "all figures are closed forms: estimates".to_owned()],
+            loading_bytes: 0,
+            resident_bytes: resident_bytes().saturating_add(unread),
+        }
+    }
+
+    /// Closed forms with what a run on this machine would be set to.
+    fn closed_settings(&self) -> EstimateSettings {
+        let quantized = settings::loading(self.engine).quantize.and_then(|kind| {
+            let elements = u32::try_from(kind.block_elements()).ok()?;
+            let bytes = u32::try_from(kind.block_bytes()).ok()?;
+            let all = WeightFormats::all(StorageFormat { elements, bytes });
+            Some(WeightFormats { vectors: StorageFormat::F32, ..all })
+        });
+        EstimateSettings {
+            weights: quantized,
+            kv_element_bytes: self.settings.kv_dtype.bytes(),
+            state_buffers: 2,
+            chunk_rows: self.chunk_rows.unwrap_or(DEFAULT_MAX_ROWS),
+            ..EstimateSettings::default()
+        }
+    }
+}
+
+/// Whether a file is whole, and only its architecture or its types are not run here.
+fn is_about_the_program(error: &ModelError) -> bool {
+    matches!(
+        error,
+        ModelError::UnknownArchitecture { .. }
+            | ModelError::Unsupported { .. }
+            | ModelError::UnknownField { .. }
+            | ModelError::TensorType { .. }
+            | ModelError::UnusedTensor { .. }
+    )
+}
+
+/// Name, vocabulary and trained context by a config.
+fn facts_of(config: &Config<'_>) -> (String, usize, Option<usize>) {
+    let name = config.names().next().unwrap_or_default().to_owned();
+    let size = |field| config.optional(field).ok().flatten();
+    (name, size("vocab_size").unwrap_or(0), size("max_position_embeddings"))
+}
+
+fn text_of(checkpoint: &Checkpoint, vocab_size: usize) -> Option<(Tokenizer, Option<ChatTemplate>)> {
+    let text = match checkpoint {
+        Checkpoint::Gguf(gguf) => Tokenizer::from_gguf(gguf).and_then(|tokenizer| {
+            let template = ChatTemplate::from_gguf(gguf, &tokenizer)?;
+            Ok((tokenizer, template))
+        }),
+        Checkpoint::Folder(folder) => {
+            let ends = &folder.generation().eos_token_ids;
+            let text = TextModel::from_folder(folder.path(), ends, Some(vocab_size));
+            text.map(|TextModel { tokenizer, template }| (tokenizer, template))
+        }
+    };
+    match text {
+        Ok(text) => Some(text),
+        Err(error) => {
+            tracing::debug!(%error, "no text side");
+            None
+        }
+    }
+}
+
+/// What the system charges to this process now.
+fn resident_bytes() -> u64 {
+    let footprint = system_probe().and_then(|probe| probe.sample().footprint).unwrap_or(0);
+    footprint.max(ALLOCATOR.live_bytes())
+}

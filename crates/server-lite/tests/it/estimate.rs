@@ -1,0 +1,298 @@
+//! `plimsoll estimate`: the numbers that `run` reserves, before there is anything to run.
+
+use crate::{Folder, Ran, golden, model_file::ModelFile, run, run_ids};
+use serde_json::{Value, json};
+use std::path::Path;
+
+const MIB: u64 = 1 << 20;
+
+/// How much more an estimate may state as overhead than a run measures; never less.
+const OVERHEAD_SLACK_BYTES: u64 = 2 * MIB;
+
+/// What the resident size differs by from one run to the next.
+const JITTER_BYTES: u64 = 256 << 10;
+
+fn estimate(model: &Path, context: usize, max_tokens: usize, more: &[&str]) -> Ran {
+    let (context, max_tokens) = (context.to_string(), max_tokens.to_string());
+    let model = model.to_str().unwrap();
+    let args = ["estimate", "-m", model, "--context", &context, "-n", &max_tokens];
+    run(args.iter().chain(more))
+}
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or_else(|| panic!("{value} is no number of bytes"))
+}
+
+/// A model whose KV is 4 MiB for 64 tokens, and a prompt.
+fn wide(folder: &Folder, tokens: u32) -> (String, Vec<u32>) {
+    (folder.file("wide.gguf", ModelFile::wide(128).bytes()), (0..tokens).map(|i| i % 16).collect())
+}
+
+/// Compares what `run` reserved with what `estimate` says, byte by byte but for the overhead.
+#[track_caller]
+fn agree(model: &Path, ids: &[u32], more: &[&str]) {
+    let folder = Folder::new();
+    let ran = run_ids(&folder, model, ids, &[&["--json", "-n", "1"], more].concat()).json();
+    let answer = estimate(model, ids.len(), 1, &[&["--json"], more].concat()).json();
+    let memory = &ran["memory"];
+    let context = format!("{more:?}\n{answer}\n{memory}");
+    assert_eq!(answer["weights_bytes"], memory["weights_bytes"], "{context}");
+    // The last token of an answer is never fed back; its place makes no other block here.
+    assert_ne!(ids.len() % 64, 0, "another prompt is wanted");
+    assert_eq!(answer["kv_bytes"], memory["kv_bytes"], "{context}");
+    let held = ["weights_bytes", "overhead_bytes", "kv_bytes"].map(|name| number(&memory[name]));
+    let transient = number(&memory["planned_peak_bytes"]) - held.iter().sum::<u64>();
+    assert_eq!(number(&answer["transient_bytes"]), transient, "{context}");
+    assert_eq!(answer["transient_source"], "program");
+    assert_eq!(answer["chunk"], ran["chunks"][0]["rows"], "{context}");
+    let (estimated, measured) = (number(&answer["overhead_bytes"]), held[1]);
+    assert!((measured..=measured + OVERHEAD_SLACK_BYTES).contains(&estimated), "{estimated} for {measured}: {context}");
+    let peak = number(&memory["planned_peak_bytes"]) - measured + estimated;
+    assert_eq!(number(&answer["peak_bytes"]), peak, "{context}");
+    assert_eq!((answer["fits"].as_bool(), &answer["budget_bytes"]), (Some(true), &memory["budget_bytes"]), "{context}");
+}
+
+#[test]
+fn an_estimate_states_what_a_run_reserves() {
+    let folder = Folder::new();
+    for name in ["tiny-gqa-6x2", "tiny-k-quants", "tiny-bf16"] {
+        let Some(golden) = golden(name) else { return };
+        let ids: Vec<u32> = golden.ids.iter().copied().cycle().take(199).collect();
+        for more in [
+            &["--threads", "1"][..],
+            &["--threads", "3", "--kv-dtype", "f32", "--memory-budget", "1GiB"],
+            &["--chunk", "17", "--attention", "reference", "--cpu", "scalar", "--threads", "2"],
+        ] {
+            agree(&golden.model, &ids, more);
+        }
+    }
+    let (model, prompt) = wide(&folder, 1_400);
+    agree(Path::new(&model), &prompt, &["--threads", "1", "--memory-budget", "2GiB"]);
+}
+
+#[test]
+fn a_folder_is_priced_as_it_runs() {
+    let Some(golden) = golden("tiny-gqa-6x2") else { return };
+    let models = golden.model.parent().unwrap().parent().unwrap();
+    for name in ["tiny-gemma3", "tiny-qwen3_moe", "tiny-qwen3_next"] {
+        let model = models.join(name);
+        assert!(model.is_dir(), "{}", model.display());
+        let ids: Vec<u32> = (0..77).map(|id| id % 7).collect();
+        agree(&model, &ids, &["--threads", "2", "--memory-budget", "1GiB"]);
+        agree(&model, &ids, &["--threads", "1", "--quantize", "q8_0", "--chunk", "5"]);
+    }
+}
+
+#[test]
+fn what_fits_runs_and_what_does_not_ends_with_exit_code_3() {
+    let folder = Folder::new();
+    let (model, prompt) = wide(&folder, 700);
+    let model = Path::new(&model);
+    let settings = ["--json", "--kv-dtype", "f32", "--threads", "1"];
+    let fits = |bytes: u64| {
+        let answer = estimate(model, 700, 20, &[&settings[..], &["--memory-budget", &bytes.to_string()]].concat());
+        answer.json()["fits"].as_bool().unwrap()
+    };
+    let (mut refused, mut fitting) = (0, 4096 * MIB);
+    while fitting - refused > 1 {
+        let middle = refused + (fitting - refused) / 2;
+        if fits(middle) {
+            fitting = middle;
+        } else {
+            refused = middle;
+        }
+    }
+    let answer = estimate(model, 700, 20, &settings).json();
+    let stated = number(&answer["smallest_budget_bytes"]);
+    // The overhead is measured anew each time, and rounded up to 256 KiB.
+    assert!(fitting.abs_diff(stated) <= JITTER_BYTES, "{fitting} by bisection, stated {stated}");
+
+    let run_at = |bytes: u64| {
+        run_ids(
+            &folder,
+            model,
+            &prompt,
+            &[&settings[..], &["-n", "20", "--memory-budget", &bytes.to_string()]].concat(),
+        )
+    };
+    let ran = run_at(fitting).json();
+    assert!(ran["chunks"].as_array().unwrap().len() >= 700 / 64, "{}", ran["chunks"]);
+    // Below, a run ends at its own border: what it measures as overhead is at most what was estimated.
+    let slack = number(&answer["overhead_bytes"]) - number(&ran["memory"]["overhead_bytes"]);
+    assert!(slack <= OVERHEAD_SLACK_BYTES, "{slack}");
+    let error = run_at(fitting - slack - JITTER_BYTES).fails(3);
+    assert!(error.contains("a context of "), "{error}");
+    assert_eq!(run_at(fitting - slack + JITTER_BYTES).code, Some(0));
+}
+
+#[test]
+fn the_longest_prompt_grows_with_the_budget_and_is_the_border() {
+    let folder = Folder::new();
+    let (model, _) = wide(&folder, 1);
+    let model = Path::new(&model);
+    let answer = |context: usize, budget: u64, more: &[&str]| {
+        let budget = budget.to_string();
+        let settings = ["--json", "--threads", "1", "--memory-budget", &budget];
+        estimate(model, context, 0, &[&settings[..], more].concat()).json()
+    };
+    let mut last = 0;
+    for budget in [0, 1, 8, 32, 100, 400, 1_000] {
+        let found = answer(100, budget * MIB, &[]);
+        let longest = number(&found["max_context"]);
+        assert!(longest >= last, "{found}");
+        assert_eq!(found["fits"].as_bool().unwrap(), longest >= 100, "{found}");
+        last = longest;
+    }
+    assert!(last > 1_000, "{last}");
+    // A prompt on either side of the border; the overhead may differ by a step between the calls, and a block of KV is more than that.
+    let longest = usize::try_from(last).unwrap();
+    assert_eq!(answer(longest - 64, 1_000 * MIB, &[])["fits"], true);
+    assert_eq!(answer(longest + 64, 1_000 * MIB, &[])["fits"], false);
+    let refused = answer(100_000, 100 * MIB, &[]);
+    assert_eq!((refused["fits"].as_bool(), refused["chunk"].as_u64()), (Some(false), Some(64)), "{refused}");
+    assert!(number(&refused["peak_bytes"]) > 100 * MIB);
+}
+
+#[test]
+fn a_config_alone_is_priced_by_the_program() {
+    let folder = Folder::new();
+    let llama = json!({
+        "model_type": "llama", "vocab_size": 128_256, "hidden_size": 4_096, "intermediate_size": 14_336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131_072, "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0, "tie_word_embeddings": false,
+    });
+    let config = folder.file("config.json", llama.to_string());
+    let args = ["estimate", "--config", &config, "--context", "131072", "--memory-budget", "36GiB", "--json"];
+    let answer = run(args).json();
+    assert_eq!(answer["transient_source"], "program", "{answer}");
+    assert_eq!(number(&answer["kv_bytes"]), 16 << 30);
+    // Matrices in bf16, norms in f32, and 64 frequencies.
+    let norms = (2 * 32 + 1) * 4_096;
+    assert_eq!(number(&answer["weights_bytes"]), 2 * (8_030_261_248 - norms) + 4 * norms + 4 * 64);
+    assert_eq!(answer["fits"], true);
+    let quantized = run(args.iter().copied().chain(["--quantize", "q4_k"])).json();
+    assert!(number(&quantized["weights_bytes"]) < number(&answer["weights_bytes"]) / 3, "{quantized}");
+    let text = run(&args[..args.len() - 1]).ok();
+    assert!(text.contains("plan of the program") && text.contains("It fits.") && text.contains("36 GiB"), "{text}");
+    // The environment names it as well, and a flag goes before it.
+    let mut command = crate::plimsoll(["estimate", "--context", "64", "--json"]);
+    command.env("PLIMSOLL_CONFIG", &config);
+    assert_eq!(crate::finish(command).json()["model"], "llama");
+    let error = run(["estimate", "--config", &config, "-m", &config, "--context", "1"]).fails(2);
+    assert!(error.contains("two models"), "{error}");
+}
+
+#[test]
+fn what_has_no_program_is_a_closed_form_and_says_so() {
+    let folder = Folder::new();
+    let config = folder.file(
+        "config.json",
+        json!({
+            "model_type": "gpt_oss", "vocab_size": 201_088, "hidden_size": 2_880, "intermediate_size": 2_880,
+            "num_hidden_layers": 24, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128,
+            "num_local_experts": 32, "num_experts_per_tok": 4, "max_position_embeddings": 131_072, "tie_word_embeddings": false,
+            "quantization_config": {"quant_method": "mxfp4"},
+        })
+        .to_string(),
+    );
+    let args = ["estimate", "--config", &config, "--context", "8192", "--memory-budget", "16GiB"];
+    let answer = run(args.iter().copied().chain(["--json"])).json();
+    assert_eq!(answer["transient_source"], "closed form", "{answer}");
+    let notes = answer["notes"].to_string();
+    assert!(notes.contains("cannot run this model") && notes.contains("estimates"), "{notes}");
+    let text = run(args).ok();
+    assert!(text.contains("closed form: an estimate") && text.contains("note: "), "{text}");
+    let error = run(["plan", "--config", &config, "--context", "64"]).fails(4);
+    assert!(error.contains("no program"), "{error}");
+
+    // A GGUF file of such an architecture, header and all.
+    let Some(golden) = golden("tiny-gqa-6x2") else { return };
+    let mut file = ModelFile::read(&golden.model);
+    for (key, setting) in &mut file.keys {
+        *key = key.replace("llama.", "mistral.");
+        if key == "general.architecture" {
+            *setting = crate::model_file::Setting::Text("mistral".to_owned());
+        }
+    }
+    let model = folder.file("mistral.gguf", file.bytes());
+    for flag in ["-m", "--config"] {
+        let answer = run(["estimate", flag, &model, "--context", "100", "--json"]).json();
+        assert_eq!(answer["transient_source"], "closed form", "{answer}");
+        assert!(number(&answer["weights_bytes"]) > 0 && number(&answer["kv_bytes"]) > 0, "{answer}");
+    }
+}
+
+#[test]
+fn broken_files_end_with_exit_code_4_in_one_line() {
+    let folder = Folder::new();
+    let estimate = |name: &str, content: &[u8]| {
+        let path = folder.file(name, content);
+        run(["estimate", "--config", &path, "--context", "100"])
+    };
+    for (name, content, part) in [
+        ("empty.json", &b""[..], "neither a GGUF file nor JSON"),
+        ("half.json", b"{\"model_type\": \"lla", "neither a GGUF file nor JSON"),
+        ("list.json", b"[1, 2]", "JSON object"),
+        ("nameless.json", b"{}", "model_type"),
+        ("unknown.json", b"{\"model_type\": \"mamba\"}", "`mamba` is not registered"),
+        ("short.json", b"{\"model_type\": \"llama\"}", "hidden_size"),
+        ("short.gguf", b"GGUF", "short.gguf"),
+        ("odd.json", b"{\"model_type\": \"deepseek_v3\", \"hidden_size\": -1}", "odd.json"),
+    ] {
+        let error = estimate(name, content).fails(4);
+        assert!(error.contains(part), "{name}: {error}");
+    }
+    let known = estimate("unknown.json", b"{\"model_type\": \"mamba\"}").fails(4);
+    assert!(known.contains("deepseek_v3") && known.contains("llama"), "{known}");
+    let huge = format!("{{\"model_type\": \"llama\", \"x\": \"{}\"}}", "y".repeat(17 << 20));
+    assert!(estimate("huge.json", huge.as_bytes()).fails(4).contains("at most"));
+    let missing = run(["estimate", "--config", &folder.arg("nothing.json"), "--context", "1"]).fails(2);
+    assert!(missing.contains("no such file"), "{missing}");
+    let missing = run(["estimate", "-m", &folder.arg("nothing.gguf"), "--context", "1"]).fails(2);
+    assert!(missing.contains("no model"), "{missing}");
+}
+
+#[test]
+fn nothing_is_downloaded_for_an_estimate() {
+    let folder = Folder::new();
+    let cache = folder.arg("cache");
+    for (name, code) in [("smollm2-135m", 2), ("hf:org/repo", 2)] {
+        let mut command = crate::plimsoll(["estimate", "-m", name, "--context", "100", "--cache-dir", &cache]);
+        // Whoever asked a network would get no answer here, and no Python.
+        command.env("HF_HUB_CACHE", folder.arg("hub")).env("HF_ENDPOINT", "http://127.0.0.1:9").env("PATH", "");
+        let error = crate::finish(command).fails(code);
+        assert!(error.contains("not on this machine") && error.contains("plimsoll models fetch"), "{error}");
+    }
+    assert!(!Path::new(&cache).exists());
+}
+
+#[test]
+fn questions_without_sense_are_usage_errors() {
+    let folder = Folder::new();
+    let config = folder.file("config.json", "{}");
+    for (more, part) in [
+        (&[][..], "--context"),
+        (&["--context", "0"], "0"),
+        (&["--context", "many"], "many"),
+        (&["--context", "4294967295", "-n", "1"], "4294967296 tokens"),
+        (&["--context", "100", "--chunk", "0"], "chunk"),
+        (&["--context", "100", "--memory-policy", "brave"], "brave"),
+        (&["--context", "100", "--device", "metal"], "metal"),
+    ] {
+        let error = run(["estimate", "--config", &config].iter().chain(more)).fails(2);
+        assert!(error.contains(part), "{more:?}: {error}");
+    }
+}
+
+#[test]
+fn a_policy_leaves_more_or_less_of_the_same_machine() {
+    let Some(golden) = golden("tiny-gqa-6x2") else { return };
+    let budget = |policy: &str| {
+        let answer = estimate(&golden.model, 100, 0, &["--json", "--memory-policy", policy]).json();
+        assert!(answer["budget_source"].as_str().is_some_and(|source| !source.is_empty()), "{answer}");
+        answer["budget_bytes"].as_u64()
+    };
+    let found = ["safe", "balanced", "aggressive", "custom:0"].map(budget);
+    // Where the machine says nothing there is no budget at all.
+    assert!(found.iter().all(Option::is_none) || found.is_sorted(), "{found:?}");
+}
