@@ -7,6 +7,7 @@ mod cli;
 mod doctor;
 mod error;
 mod estimate;
+mod facts;
 mod fetch;
 mod files;
 mod hub;

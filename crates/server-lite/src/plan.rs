@@ -188,7 +188,7 @@ impl Timeline {
     fn text(&self, all: bool) -> String {
         let size = |bytes: u64| ByteSize::new(bytes).to_string();
         let mut text = format!(
-            "{}: a pass of {} rows that ends at token {}, {} rows of logits, {} KV, {} threads\n",
+            "{}: a pass of {} rows that ends at token {}, rows with logits: {}, {} KV, {} threads\n",
             self.model, self.rows, self.context, self.logit_rows, self.kv_dtype, self.threads
         );
         let peak = self.steps.get(self.peak_step);
@@ -240,9 +240,9 @@ impl Timeline {
     fn largest(&self) -> Vec<(&Step, usize)> {
         let mut groups: BTreeMap<(&str, &str, u64), (&Step, usize)> = BTreeMap::new();
         for step in &self.steps {
-            let part = match step.place.split_once('/') {
-                Some((layer, part)) if layer.starts_with("layer ") => part,
-                _ => &step.place,
+            let part = match step.place.strip_prefix("layer ") {
+                Some(rest) => rest.split_once('/').map_or("layer", |(_, part)| part),
+                None => &step.place,
             };
             groups.entry((step.op, part, step.bytes())).or_insert((step, 0)).1 += 1;
         }

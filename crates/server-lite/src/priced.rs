@@ -4,6 +4,7 @@ use crate::{
     ALLOCATOR,
     cli::{EngineArgs, Subject, SubjectArgs},
     error::{AppError, ConfigFault},
+    facts,
     fetch::Sources,
     interrupt::interruptible,
     price, run, settings,
@@ -27,7 +28,8 @@ use std::{
 /// Largest config.json; models' own settings files are held to the same.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
 
-/// Heap of a tokenizer for each token of its vocabulary, where there is none to be measured: SmolLM2's takes 43 bytes a token, Gemma 3's 38.
+/// Heap of a tokenizer for each token of its vocabulary, where there is none to be measured: SmolLM2's takes 43 bytes a token,
+/// Gemma 3's 28.
 const TOKENIZER_BYTES_PER_TOKEN: u64 = 48;
 
 /// What loading leaves resident in a run and not here: buffers that the allocator keeps, stacks of the threads that packed.
@@ -61,8 +63,8 @@ pub(crate) struct Priced {
 enum Kind {
     /// Checked against the tensors of a file or folder.
     Plan(Box<LoadPlan>),
-    /// Of a config.json alone.
-    Outline(Box<Outline>),
+    /// Of settings alone. The bytes of the weights are given where they are known better.
+    Outline { outline: Box<Outline>, weights_bytes: Option<u64> },
     /// Without a program.
     Closed(Estimate),
 }
@@ -79,7 +81,10 @@ impl Priced {
         let reader = Reader { engine, settings: settings::cpu(engine)?, chunk_rows, cancel };
         match args.subject() {
             Subject::Model(model) => {
-                let path = sources.find(model)?;
+                let path = match sources.find(model) {
+                    Err(AppError::NotFetched { name }) => return reader.not_fetched(name),
+                    found => found?,
+                };
                 if path.is_dir() && !path.join("config.json").exists() {
                     return Err(AppError::ModelFolder { path });
                 }
@@ -92,7 +97,7 @@ impl Priced {
     /// Where the transient figure comes from.
     pub(crate) fn transient_source(&self) -> TransientSource {
         match &self.kind {
-            Kind::Plan(_) | Kind::Outline(_) => TransientSource::Plan,
+            Kind::Plan(_) | Kind::Outline { .. } => TransientSource::Plan,
             Kind::Closed(estimate) => estimate.transient_source(),
         }
     }
@@ -101,7 +106,7 @@ impl Priced {
     pub(crate) fn program(&self) -> Option<(&Architecture, CpuCost<'_>)> {
         let (architecture, weight_types) = match &self.kind {
             Kind::Plan(plan) => (plan.architecture(), plan.weight_types()),
-            Kind::Outline(outline) => (outline.architecture(), outline.weight_types()),
+            Kind::Outline { outline, .. } => (outline.architecture(), outline.weight_types()),
             Kind::Closed(_) => return None,
         };
         Some((architecture, CpuCost { weight_types, settings: self.settings }))
@@ -127,7 +132,7 @@ impl Profile for Priced {
     fn weights_bytes(&self) -> u64 {
         match &self.kind {
             Kind::Plan(plan) => plan.weights_bytes(),
-            Kind::Outline(outline) => outline.weights_bytes(),
+            Kind::Outline { outline, weights_bytes } => weights_bytes.unwrap_or_else(|| outline.weights_bytes()),
             Kind::Closed(estimate) => estimate.weights_bytes(),
         }
     }
@@ -135,7 +140,7 @@ impl Profile for Priced {
     fn kv_bytes(&self, context_tokens: usize) -> u64 {
         match &self.kind {
             Kind::Plan(plan) => CpuProfile::of_plan(plan, self.settings).kv_bytes(context_tokens),
-            Kind::Outline(outline) => CpuProfile::of_outline(outline, self.settings).kv_bytes(context_tokens),
+            Kind::Outline { outline, .. } => CpuProfile::of_outline(outline, self.settings).kv_bytes(context_tokens),
             Kind::Closed(estimate) => estimate.kv_bytes(context_tokens),
         }
     }
@@ -143,7 +148,7 @@ impl Profile for Priced {
     fn transient_bytes(&self, pass: &Pass) -> u64 {
         match &self.kind {
             Kind::Plan(plan) => CpuProfile::of_plan(plan, self.settings).transient_bytes(pass),
-            Kind::Outline(outline) => CpuProfile::of_outline(outline, self.settings).transient_bytes(pass),
+            Kind::Outline { outline, .. } => CpuProfile::of_outline(outline, self.settings).transient_bytes(pass),
             Kind::Closed(estimate) => estimate.transient_bytes(pass),
         }
     }
@@ -223,7 +228,7 @@ impl Reader<'_> {
             }
             Checkpoint::Folder(_) => facts_of(&Config::new(config.as_ref().unwrap_or(&Value::Null))),
         };
-        Ok(self.closed(name, estimate, vocab_size, trained_context, format!("plimsoll cannot run this model: {error}")))
+        Ok(self.closed(name, estimate, vocab_size, trained_context, cannot_run(&error)))
     }
 
     /// A file of which the header is read: a GGUF file, or a config.json.
@@ -266,31 +271,42 @@ impl Reader<'_> {
         let (name, vocab_size, trained_context) = facts_of(&Config::new(&config));
         let error = match outline {
             Ok(outline) => {
-                let dimensions = outline.architecture().dimensions;
-                let unread = TOKENIZER_BYTES_PER_TOKEN.saturating_mul(dimensions.vocab_size as u64);
-                return Ok(Priced {
-                    name,
-                    kind: Kind::Outline(Box::new(outline)),
-                    settings: self.settings,
-                    vocab_size: dimensions.vocab_size,
-                    trained_context: Some(dimensions.context_length),
-                    notes: vec!["weights by config.json alone, KV and transients by the program".to_owned()],
-                    loading_bytes: 0,
-                    resident_bytes: resident_bytes().saturating_add(unread),
-                });
+                let note = "weights by config.json alone, KV and transients by the program".to_owned();
+                return Ok(self.outline(name, outline, None, note));
             }
             Err(error) => error,
         };
         match Registry::builtin().from_config(&config, &self.closed_settings()) {
-            Ok(estimate) => {
-                let why = format!("plimsoll cannot run this model: {error}");
-                Ok(self.closed(name, estimate, vocab_size, trained_context, why))
-            }
+            Ok(estimate) => Ok(self.closed(name, estimate, vocab_size, trained_context, cannot_run(&error))),
             // The program's own words are about the file; the closed form's only where it has no program at all.
             Err(source) if matches!(error, ModelError::UnknownArchitecture { .. }) => {
                 Err(AppError::Estimate { path: path.to_owned(), source })
             }
             Err(_) => Err(AppError::Model { path: path.to_owned(), source: Box::new(error) }),
+        }
+    }
+
+    /// A packaged model that is not on this machine: what is known of it beforehand.
+    fn not_fetched(&self, name: String) -> Result<Priced, AppError> {
+        let Some((config, weights_bytes)) = facts::of(&name) else { return Err(AppError::NotFetched { name }) };
+        let fault = |source| AppError::Model { path: PathBuf::from(&name), source: Box::new(source) };
+        let outline = Outline::from_config(&config, OutlineTypes::default()).map_err(fault)?;
+        let note = format!("not fetched yet: weights as they are known of {name}, KV and transients by the program");
+        Ok(self.outline(name, outline, Some(weights_bytes), note))
+    }
+
+    fn outline(&self, name: String, outline: Outline, weights_bytes: Option<u64>, note: String) -> Priced {
+        let dimensions = outline.architecture().dimensions;
+        let unread = TOKENIZER_BYTES_PER_TOKEN.saturating_mul(dimensions.vocab_size as u64);
+        Priced {
+            name,
+            kind: Kind::Outline { outline: Box::new(outline), weights_bytes },
+            settings: self.settings,
+            vocab_size: dimensions.vocab_size,
+            trained_context: Some(dimensions.context_length),
+            notes: vec![note],
+            loading_bytes: 0,
+            resident_bytes: resident_bytes().saturating_add(unread),
         }
     }
 
@@ -343,6 +359,16 @@ fn is_about_the_program(error: &ModelError) -> bool {
             | ModelError::TensorType { .. }
             | ModelError::UnusedTensor { .. }
     )
+}
+
+/// Why there is a closed form and no plan.
+fn cannot_run(error: &ModelError) -> String {
+    match error {
+        ModelError::UnknownArchitecture { found, .. } => {
+            format!("there is no program for {found}: plimsoll cannot run it")
+        }
+        other => format!("plimsoll cannot run this model: {other}"),
+    }
 }
 
 /// Name, vocabulary and trained context by a config.

@@ -24,28 +24,39 @@ const BUDGETS_GIB: [u64; 4] = [16, 36, 64, 128];
 
 const CHUNK_ROWS: usize = 2048;
 
-/// A Markdown table: weights as the checkpoint stores them, then all matrices as `Q4_K`.
+/// Two Markdown tables of the same figures. The full one has a line for the weights as the checkpoint stores them, and one for all
+/// matrices as `Q4_K`; the short one has a line per model, both in each cell.
 ///
 /// # Errors
 /// Those of the registry.
-pub(crate) fn markdown() -> Result<String, EstimateError> {
-    let mut table =
+pub(crate) fn markdown() -> Result<[String; 2], EstimateError> {
+    let mut full =
         String::from("| model | weights | 16 GiB | 36 GiB | 64 GiB | 128 GiB |\n|---|---|---|---|---|---|\n");
+    let mut short = String::from("| model | 16 GiB | 36 GiB | 64 GiB | 128 GiB |\n|---|---|---|---|---|\n");
     let q4 = WeightFormats { vectors: StorageFormat::F32, ..WeightFormats::all(StorageFormat::Q4_K) };
     for (name, text) in MODELS {
         let config: Value = serde_json::from_str(text).unwrap_or(Value::Null);
         let trained = Config::new(&config).required("max_position_embeddings")?;
-        for (format, weights) in [("as stored", None), ("Q4_K", Some(q4))] {
+        let cells = |weights| {
             let settings = EstimateSettings { weights, ..EstimateSettings::default() };
             let estimate = Registry::builtin().from_config(&config, &settings)?;
-            let cells = BUDGETS_GIB.map(|gib| match longest_context(&estimate, gib << 30, CHUNK_ROWS, trained) {
+            let longest = |gib| longest_context(&estimate, gib << 30, CHUNK_ROWS, trained);
+            Ok(BUDGETS_GIB.map(|gib: u64| match longest(gib) {
                 None => "-".to_owned(),
                 Some(tokens) if tokens == trained => format!("{tokens} (all)"),
                 Some(tokens) => tokens.to_string(),
-            });
-            // Writing to a string cannot fail.
-            let _ = writeln!(table, "| {name} | {format} | {} |", cells.join(" | "));
+            }))
+        };
+        let (stored, quantized) = (cells(None)?, cells(Some(q4))?);
+        // Writing to a string cannot fail.
+        for (format, cells) in [("as stored", &stored), ("Q4_K", &quantized)] {
+            let _ = writeln!(full, "| {name} | {format} | {} |", cells.join(" | "));
         }
+        let both = stored.iter().zip(&quantized).map(|(stored, quantized)| match stored == quantized {
+            true => stored.clone(),
+            false => format!("{stored} / {quantized}"),
+        });
+        let _ = writeln!(short, "| {name} | {} |", both.collect::<Vec<_>>().join(" | "));
     }
-    Ok(table)
+    Ok([full, short])
 }

@@ -50,6 +50,41 @@ impl Registry {
     /// Prices architectures called `name` by `rule` from now on, in place of an earlier rule.
     ///
     /// Any name works by which a config may call itself: `model_type`, or an entry of `architectures`.
+    ///
+    /// ```
+    /// use plimsoll_memguard::{
+    ///     AttentionShape, ClosedForm, Config, Estimate, EstimateSettings, FeedForward, LayerShape, Mixer, ModelShape, Parameters,
+    ///     Profile, Registry,
+    /// };
+    ///
+    /// let mut registry = Registry::builtin();
+    /// // A decoder of one's own: every layer attends to everything, and has a feed-forward network four times as wide.
+    /// registry.register("my_model", |config: &Config<'_>, settings: &EstimateSettings| {
+    ///     let hidden_size = config.required("hidden_size")?;
+    ///     let heads = config.required("num_attention_heads")?;
+    ///     let layer = LayerShape {
+    ///         mixer: Mixer::Attention(AttentionShape::new(heads, config.or("num_key_value_heads", heads)?, config.head_dim()?)),
+    ///         feed_forward: FeedForward::dense(4 * hidden_size),
+    ///         norms: 2,
+    ///         extra: Parameters::default(),
+    ///     };
+    ///     let shape = ModelShape {
+    ///         hidden_size,
+    ///         vocab_size: config.required("vocab_size")?,
+    ///         tie_word_embeddings: true,
+    ///         residual_streams: 1,
+    ///         layers: vec![layer; config.layers()?],
+    ///         extra: Parameters::default(),
+    ///     };
+    ///     Ok(Estimate::closed_form(ClosedForm::new(shape, *settings)))
+    /// });
+    /// let config = serde_json::json!({
+    ///     "model_type": "my_model", "hidden_size": 512, "num_attention_heads": 8, "num_hidden_layers": 6, "vocab_size": 32_000,
+    /// });
+    /// let mine = registry.from_config(&config, &EstimateSettings::default())?;
+    /// assert_eq!(mine.kv_bytes(64), 6 * 2 * 512 * 2 * 64);
+    /// # Ok::<(), plimsoll_memguard::EstimateError>(())
+    /// ```
     pub fn register<F>(&mut self, name: impl Into<String>, rule: F)
     where
         F: Fn(&Config<'_>, &EstimateSettings) -> Result<Estimate, EstimateError> + Send + Sync + 'static,

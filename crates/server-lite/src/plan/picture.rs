@@ -111,7 +111,7 @@ fn arena(area: &Area<'_>, timeline: &Timeline) -> Result<(), String> {
     chart
         .draw_series(LineSeries::new(reached, BLACK.mix(0.6).stroke_width(1)))
         .map_err(text)?
-        .label("size of the arena so far, gaps counted")
+        .label("arena so far, with gaps")
         .legend(|(x, y)| PathElement::new([(x, y), (x + 18, y)], BLACK.mix(0.6).stroke_width(1)));
     if let Some(step) = timeline.steps.get(timeline.peak_step) {
         let (x, y) = (step.step as f64 + 0.5, mib(timeline.arena_bytes));
@@ -133,7 +133,8 @@ fn panel<'a, 'b>(area: &Area<'b>, title: String, steps: usize, top: f64) -> Resu
         .margin(10)
         .x_label_area_size(34)
         .y_label_area_size(70)
-        .build_cartesian_2d(0.0..steps.max(1) as f64, 0.0..top)
+        // Room on the right, for what the colors mean.
+        .build_cartesian_2d(0.0..steps.max(1) as f64 * 1.28, 0.0..top)
         .map_err(text)
 }
 
@@ -161,7 +162,7 @@ fn stack<'a, 'b: 'a>(
 fn legend<'a, 'b: 'a>(chart: &mut Chart<'a, 'b>) -> Result<(), String> {
     chart
         .configure_series_labels()
-        .position(SeriesLabelPosition::LowerRight)
+        .position(SeriesLabelPosition::MiddleRight)
         .background_style(WHITE.mix(0.85))
         .border_style(BLACK.mix(0.4))
         .draw()

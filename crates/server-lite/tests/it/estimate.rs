@@ -199,7 +199,7 @@ fn what_has_no_program_is_a_closed_form_and_says_so() {
     let answer = run(args.iter().copied().chain(["--json"])).json();
     assert_eq!(answer["transient_source"], "closed form", "{answer}");
     let notes = answer["notes"].to_string();
-    assert!(notes.contains("cannot run this model") && notes.contains("estimates"), "{notes}");
+    assert!(notes.contains("no program for gpt_oss") && notes.contains("estimates"), "{notes}");
     let text = run(args).ok();
     assert!(text.contains("closed form: an estimate") && text.contains("note: "), "{text}");
     let error = run(["plan", "--config", &config, "--context", "64"]).fails(4);
@@ -256,14 +256,46 @@ fn broken_files_end_with_exit_code_4_in_one_line() {
 fn nothing_is_downloaded_for_an_estimate() {
     let folder = Folder::new();
     let cache = folder.arg("cache");
-    for (name, code) in [("smollm2-135m", 2), ("hf:org/repo", 2)] {
-        let mut command = crate::plimsoll(["estimate", "-m", name, "--context", "100", "--cache-dir", &cache]);
+    let estimate = |name: &str, more: &[&str]| {
+        let args = ["estimate", "-m", name, "--context", "100", "--cache-dir", &cache];
+        let mut command = crate::plimsoll(args.iter().chain(more));
         // Whoever asked a network would get no answer here, and no Python.
         command.env("HF_HUB_CACHE", folder.arg("hub")).env("HF_ENDPOINT", "http://127.0.0.1:9").env("PATH", "");
-        let error = crate::finish(command).fails(code);
-        assert!(error.contains("not on this machine") && error.contains("plimsoll models fetch"), "{error}");
+        crate::finish(command)
+    };
+    let error = estimate("hf:org/repo", &[]).fails(2);
+    assert!(error.contains("not on this machine") && error.contains("plimsoll models fetch hf:org/repo"), "{error}");
+    // 30 layers of 3 heads of 64 in two blocks; 18 of 1 head of 256.
+    for (name, kv_bytes) in [("smollm2-135m", 30 * 3 * 64 * 4 * 128), ("gemma3-270m", 18 * 256 * 4 * 128)] {
+        let answer = estimate(name, &["--json"]).json();
+        assert!(number(&answer["kv_bytes"]) <= kv_bytes && number(&answer["kv_bytes"]) > 0, "{answer}");
+        assert!(answer["notes"].to_string().contains("not fetched yet"), "{answer}");
+        assert!(estimate(name, &[]).ok().contains("note: not fetched yet"));
     }
     assert!(!Path::new(&cache).exists());
+}
+
+#[test]
+fn what_is_known_of_the_packaged_models_is_true() {
+    let folder = Folder::new();
+    let cache = std::env::var("PLIMSOLL_CACHE_DIR").ok();
+    let here: Vec<&str> = cache.iter().flat_map(|cache| ["--cache-dir", cache]).collect();
+    let found = run(["doctor", "--json"].iter().chain(&here)).json()["cache"]["models"].clone();
+    for name in ["smollm2-135m", "gemma3-270m"] {
+        if !found.as_array().unwrap().iter().any(|model| model["name"] == name) {
+            println!("NOT RUN: {name} is not in the cache; plimsoll models fetch {name}");
+            continue;
+        }
+        let estimate = |more: &[&str]| {
+            let args = ["estimate", "-m", name, "--context", "700", "-n", "9", "--threads", "2", "--json"];
+            run(args.iter().chain(more)).json()
+        };
+        let (real, known) = (estimate(&here), estimate(&["--cache-dir", &folder.arg("cache")]));
+        for field in ["weights_bytes", "kv_bytes", "transient_bytes", "chunk", "trained_context"] {
+            assert_eq!(known[field], real[field], "{name}: {field}");
+        }
+        assert!(number(&known["overhead_bytes"]) >= number(&real["overhead_bytes"]), "{name}: {known}");
+    }
 }
 
 #[test]

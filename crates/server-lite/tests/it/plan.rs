@@ -55,7 +55,7 @@ fn the_timeline_is_written_and_drawn() {
     let (csv, svg) = (folder.arg("plan.csv"), folder.arg("plan.svg"));
     let model = golden.model.to_str().unwrap();
     let args =
-        ["plan", "-m", model, "--context", "100", "--csv", &csv, "--svg", &svg, "--json", "--memory-budget", "16MiB"];
+        ["plan", "-m", model, "--context", "100", "--csv", &csv, "--svg", &svg, "--json", "--memory-budget", "8MiB"];
     let plan = run(args).json();
     let steps = plan["steps"].as_array().unwrap();
     let text = fs::read_to_string(&csv).unwrap();
@@ -69,7 +69,7 @@ fn the_timeline_is_written_and_drawn() {
     }
     let picture = fs::read_to_string(&svg).unwrap();
     assert!(picture.starts_with("<svg") && picture.trim_end().ends_with("</svg>"), "{picture:.80}");
-    for part in ["load line 16", "weights ", "KV ", "overhead ", "peak: step ", "scratch of kernels"] {
+    for part in ["load line 8", "weights ", "KV ", "overhead ", "peak: step ", "scratch of kernels"] {
         assert!(picture.contains(part), "{part} is not in the picture");
     }
     // A budget far above everything is named and not drawn.
