@@ -26,7 +26,7 @@ pub use {
         peak_bytes,
     },
     ledger::{Budget, Canceller, Evict, Kind, Ledger, Reservation, Ticket, Usage},
-    pressure::{Pressure, PressureGauge, Watermarks},
+    pressure::{FixedMachine, Machine, Pressure, PressureGauge, Room, SystemMachine, Watermarks},
     probe::{FixedProbe, LinuxProbe, MemorySample, Probe, ProcessMemory, Regions, system_probe},
     profile::{Pass, Profile},
     sizing::{ChunkChoice, ChunkLimits},

@@ -1,5 +1,9 @@
 //! How close the process is to its ceiling, with hysteresis.
 
+mod room;
+
+pub use room::{FixedMachine, Machine, Room, SystemMachine};
+
 /// The levels, and what each asks of the caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Pressure {

@@ -50,12 +50,26 @@ impl ChunkLimits {
         tracker: &TransientTracker,
         planned_bytes: impl Fn(usize) -> u64,
     ) -> ChunkChoice {
+        let predicted_bytes = |rows: usize| tracker.predict_bytes(rows, planned_bytes(rows));
+        let needed_bytes = |rows: usize| planned_bytes(rows).saturating_add(tracker.reclaim_charge_bytes());
+        self.choose_by(remaining_rows, headroom_bytes, predicted_bytes, needed_bytes)
+    }
+
+    /// As [`ChunkLimits::choose`], for a caller that predicts by other means: `predicted_bytes` cuts a chunk, and
+    /// `needed_bytes`, of the smallest chunk, refuses it.
+    #[must_use]
+    pub fn choose_by(
+        &self,
+        remaining_rows: usize,
+        headroom_bytes: u64,
+        predicted_bytes: impl Fn(usize) -> u64,
+        needed_bytes: impl Fn(usize) -> u64,
+    ) -> ChunkChoice {
         let granule = self.granule_rows.max(1);
         let requested_rows = remaining_rows.min(self.ceiling_rows.max(self.floor_rows).max(1));
         let floor = self.floor_rows.max(1).min(requested_rows);
-        let predict = |rows: usize| tracker.predict_bytes(rows, planned_bytes(rows));
-        let run = |rows: usize| ChunkChoice::Run { rows, requested_rows, predicted_bytes: predict(rows) };
-        let fits = |rows: usize| predict(rows) <= headroom_bytes;
+        let run = |rows: usize| ChunkChoice::Run { rows, requested_rows, predicted_bytes: predicted_bytes(rows) };
+        let fits = |rows: usize| predicted_bytes(rows) <= headroom_bytes;
 
         if fits(requested_rows) {
             return run(requested_rows);
@@ -73,7 +87,7 @@ impl ChunkLimits {
             }
             return run(low * granule);
         }
-        let needed_bytes = planned_bytes(floor).saturating_add(tracker.reclaim_charge_bytes());
+        let needed_bytes = needed_bytes(floor);
         if needed_bytes <= headroom_bytes { run(floor) } else { ChunkChoice::Refuse { rows: floor, needed_bytes } }
     }
 }

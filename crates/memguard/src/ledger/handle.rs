@@ -118,6 +118,22 @@ impl Ledger {
         self.core.evictors.lock().unwrap_or_else(PoisonError::into_inner).push(holder);
     }
 
+    /// Asks evictable holders, one after the other, until they have given back `wanted_bytes` or all they can: for when the machine
+    /// runs short, whatever the budget says. Returns the bytes by which the prefix cache shrank.
+    pub fn evict(&self, wanted_bytes: u64) -> u64 {
+        let cached_bytes = || self.usage().prefix_cache_bytes;
+        let before_bytes = cached_bytes();
+        let freed_bytes = || before_bytes.saturating_sub(cached_bytes());
+        for holder in self.evictors() {
+            let missing_bytes = wanted_bytes.saturating_sub(freed_bytes());
+            if missing_bytes == 0 {
+                break;
+            }
+            holder.evict(missing_bytes);
+        }
+        freed_bytes()
+    }
+
     /// What is reserved, for what, and the peak so far.
     #[must_use]
     pub fn usage(&self) -> Usage {
