@@ -1,6 +1,6 @@
 //! Why a prefill ended early.
 
-use plimsoll_memguard::ReserveError;
+use plimsoll_memguard::{ReserveError, Room, Usage};
 
 use crate::PrefillReport;
 
@@ -28,6 +28,24 @@ pub enum StepError<E> {
     #[error("no memory for a chunk of {rows} tokens at position {start} ({planned_bytes} bytes)")]
     #[expect(missing_docs, reason = "field names say what they hold and in which unit")]
     Reserve { start: usize, rows: usize, planned_bytes: u64, source: ReserveError },
+    /// The machine ran out, whatever the budget says: not even the smallest chunk's growth fits what is left, and several readings in a
+    /// row said so. Nothing ran.
+    #[error(
+        "the machine has no memory for a chunk of {rows} tokens at position {start}: it adds {needed_bytes} bytes, {} are left of {}",
+        .room.left_bytes(), .room.ceiling_bytes
+    )]
+    Pressure {
+        /// Position of the first row.
+        start: usize,
+        /// Tokens of the smallest chunk.
+        rows: usize,
+        /// Bytes that it would add to the process, with what is always left free.
+        needed_bytes: u64,
+        /// What the machine leaves, by the last reading.
+        room: Room,
+        /// What holds the rest, by the books.
+        usage: Usage,
+    },
     /// The target failed; its transients were drained and given back.
     #[error("chunk of {rows} tokens at position {start} failed")]
     #[expect(missing_docs, reason = "field names say what they hold and in which unit")]

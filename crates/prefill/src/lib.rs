@@ -5,6 +5,7 @@ mod cancel;
 pub mod conformance;
 mod driver;
 mod error;
+mod guard;
 mod report;
 mod size;
 mod target;
@@ -13,7 +14,8 @@ pub use {
     cancel::CancelToken,
     driver::{Drain, Driver, DriverOptions},
     error::{PrefillError, StepError},
+    guard::{Guard, LAST_RESERVE_BYTES},
     report::{ChunkReport, Outcome, PrefillReport, Progress},
     size::{ChunkSize, DEFAULT_MAX_ROWS, GRANULE_ROWS},
-    target::{Chunk, ChunkTarget},
+    target::{Chunk, ChunkTarget, Held},
 };

@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use plimsoll_memguard::MemorySample;
+use plimsoll_memguard::{MemorySample, Pressure};
+
+use crate::Held;
 
 /// One finished chunk.
 #[derive(Debug, Clone, PartialEq)]
@@ -11,17 +13,43 @@ pub struct ChunkReport {
     pub start: usize,
     /// Tokens in the chunk.
     pub rows: usize,
+    /// Rows it would have had with memory to spare.
+    pub requested_rows: usize,
     /// Transient bytes the target asked for beforehand, all of them reserved while the chunk ran.
     pub planned_bytes: u64,
+    /// Bytes beyond the plan that the tracker expected and the ledger gave: pools that take back what they handed out.
+    pub charged_bytes: u64,
+    /// What was left of the guard's slack: reserved elsewhere, and not grown into yet.
+    pub slack_bytes: u64,
     /// What was seen of them: the target's own count if it keeps one; otherwise by how much the probe's footprint grew while
     /// the chunk ran (zero if it shrank); `None` without either.
     pub measured_bytes: Option<u64>,
+    /// Growth of the footprint, keys and values apart; at most [`ChunkReport::predicted_bytes`] if the tracker knows its pools.
+    pub growth_bytes: Option<i64>,
+    /// What of it neither keys and values nor the target's own count explains.
+    pub unexplained_bytes: Option<i64>,
     /// The probe's reading before the chunk.
     pub before: Option<MemorySample>,
     /// The probe's reading after the chunk, before the drain.
     pub after: Option<MemorySample>,
+    /// The probe's reading after the drain; `None` without one.
+    pub drained: Option<MemorySample>,
+    /// What the target held before the chunk.
+    pub held_before: Held,
+    /// What the target held after the chunk, before the drain.
+    pub held_after: Held,
+    /// How close the machine was to its limit when the chunk was sized.
+    pub pressure: Pressure,
     /// Time the target took, in seconds.
     pub seconds: f64,
+}
+
+impl ChunkReport {
+    /// Bytes by which the chunk was expected to grow the footprint at most, keys and values apart; all reserved while it ran.
+    #[must_use]
+    pub fn predicted_bytes(&self) -> u64 {
+        self.planned_bytes.saturating_add(self.charged_bytes).saturating_add(self.slack_bytes)
+    }
 }
 
 /// How a prefill ended.
@@ -75,6 +103,10 @@ pub struct Progress<'a> {
     pub done_tokens: usize,
     /// Tokens of the whole prefill.
     pub total_tokens: usize,
+    /// Tokens before the prefill's first, which were there already: from a prefix cache, or an earlier run.
+    pub cached_tokens: usize,
+    /// Bytes reserved now, for all kinds: the chunk's own transients are given back already.
+    pub reserved_bytes: u64,
     /// Time since the start, in seconds.
     pub seconds: f64,
 }
@@ -91,6 +123,14 @@ impl Progress<'_> {
     #[expect(clippy::cast_precision_loss, reason = "token counts stay far below 2^53")]
     pub fn seconds_left(&self) -> f64 {
         (self.total_tokens - self.done_tokens) as f64 * self.chunk.seconds / self.chunk.rows as f64
+    }
+}
+
+impl Progress<'_> {
+    /// Bytes that the system charges to the process, by the last reading of the chunk.
+    #[must_use]
+    pub fn footprint_bytes(&self) -> Option<u64> {
+        self.chunk.drained.or(self.chunk.after).and_then(|sample| sample.footprint)
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::num::NonZeroUsize;
 
+use plimsoll_memguard::{ChunkLimits, Pressure};
+
 /// Chunk sizes chosen by the driver are multiples of this, the KV block; only the end of a prompt may be shorter.
 pub const GRANULE_ROWS: usize = 64;
 
@@ -13,8 +15,8 @@ pub const DEFAULT_MAX_ROWS: usize = 512;
 pub enum ChunkSize {
     /// This many, or an error if they do not fit; the last chunk takes what is left.
     Fixed(NonZeroUsize),
-    /// The largest multiple of [`GRANULE_ROWS`], at most `max_rows`, that the ledger has room for, decided anew for each chunk.
-    /// A `max_rows` below the granule is taken as it is.
+    /// The largest multiple of [`GRANULE_ROWS`], at most `max_rows`, that ledger and machine have room for, decided anew for each
+    /// chunk: half of it under soft pressure, the granule under hard. A `max_rows` below the granule is taken as it is.
     Auto {
         /// No chunk has more rows, however much memory is free.
         max_rows: NonZeroUsize,
@@ -29,19 +31,23 @@ impl Default for ChunkSize {
 }
 
 impl ChunkSize {
-    /// The sizes to try for the next chunk with `remaining` tokens to go, largest first; never empty if `remaining > 0`.
-    pub(crate) fn candidates(self, remaining: usize) -> impl Iterator<Item = usize> {
-        let (first, shrinks) = match self {
-            Self::Fixed(rows) => (rows.get().min(remaining), false),
-            Self::Auto { max_rows } => {
-                let max_rows = max_rows.get();
-                let whole = if max_rows > GRANULE_ROWS { max_rows - max_rows % GRANULE_ROWS } else { max_rows };
-                (whole.min(remaining), true)
+    /// Granule, floor and ceiling of the next chunks under `pressure`. A fixed size is kept under any.
+    pub(crate) fn limits(self, pressure: Pressure) -> ChunkLimits {
+        match self {
+            Self::Fixed(rows) => {
+                ChunkLimits { granule_rows: rows.get(), floor_rows: rows.get(), ceiling_rows: rows.get() }
             }
-        };
-        // Below `first`, the next lower multiple of the granule and so on; the lowest size stays.
-        let next = |rows: &usize| Some((rows - 1) / GRANULE_ROWS * GRANULE_ROWS).filter(|rows| *rows > 0);
-        std::iter::successors(Some(first).filter(|rows| *rows > 0), move |rows| next(rows).filter(|_| shrinks))
+            Self::Auto { max_rows } => {
+                let whole = |rows: usize| if rows > GRANULE_ROWS { rows - rows % GRANULE_ROWS } else { rows };
+                let (ceiling, floor) = (whole(max_rows.get()), max_rows.get().min(GRANULE_ROWS));
+                let ceiling_rows = match pressure {
+                    Pressure::Nominal => ceiling,
+                    Pressure::Soft => whole(ceiling / 2).max(floor),
+                    Pressure::Hard => floor,
+                };
+                ChunkLimits { granule_rows: GRANULE_ROWS, floor_rows: floor, ceiling_rows }
+            }
+        }
     }
 }
 
@@ -49,8 +55,11 @@ impl ChunkSize {
 mod tests {
     use super::*;
 
-    fn candidates(size: ChunkSize, remaining: usize) -> Vec<usize> {
-        size.candidates(remaining).collect()
+    /// Floor and ceiling.
+    fn limits(size: ChunkSize, pressure: Pressure) -> (usize, usize) {
+        let ChunkLimits { granule_rows, floor_rows, ceiling_rows } = size.limits(pressure);
+        assert!(granule_rows > 0 && floor_rows <= ceiling_rows);
+        (floor_rows, ceiling_rows)
     }
 
     fn auto(max_rows: usize) -> ChunkSize {
@@ -58,26 +67,24 @@ mod tests {
     }
 
     #[test]
-    fn a_fixed_size_is_the_only_candidate() {
+    fn a_fixed_size_is_kept_under_any_pressure() {
         let seven = ChunkSize::Fixed(NonZeroUsize::new(7).unwrap());
-        assert_eq!(candidates(seven, 100), [7]);
-        assert_eq!(candidates(seven, 3), [3]);
-        assert_eq!(candidates(seven, 0), [0usize; 0]);
+        for pressure in [Pressure::Nominal, Pressure::Soft, Pressure::Hard] {
+            assert_eq!(limits(seven, pressure), (7, 7));
+        }
     }
 
     #[test]
-    fn automatic_sizes_are_multiples_of_the_granule_or_the_whole_rest() {
-        assert_eq!(candidates(auto(256), 1000), [256, 192, 128, 64]);
-        assert_eq!(candidates(auto(300), 1000), [256, 192, 128, 64]);
-        assert_eq!(candidates(auto(256), 150), [150, 128, 64]);
-        assert_eq!(candidates(auto(256), 64), [64]);
-        assert_eq!(candidates(auto(256), 63), [63]);
-        assert_eq!(candidates(auto(10), 1000), [10]);
-        assert_eq!(candidates(auto(256), 0), [0usize; 0]);
+    fn automatic_sizes_are_halved_under_soft_pressure_and_the_floor_under_hard() {
+        let of = |size| [Pressure::Nominal, Pressure::Soft, Pressure::Hard].map(|pressure| limits(size, pressure));
+        assert_eq!(of(auto(512)), [(64, 512), (64, 256), (64, 64)]);
+        assert_eq!(of(auto(300)), [(64, 256), (64, 128), (64, 64)]);
+        assert_eq!(of(auto(100)), [(64, 64); 3]);
+        assert_eq!(of(auto(10)), [(10, 10); 3]);
     }
 
     #[test]
-    fn the_default_starts_at_512_rows() {
-        assert_eq!(ChunkSize::default().candidates(10_000).next(), Some(512));
+    fn the_default_ends_at_512_rows() {
+        assert_eq!(limits(ChunkSize::default(), Pressure::Nominal), (64, 512));
     }
 }

@@ -19,6 +19,40 @@ impl Chunk {
     }
 }
 
+/// Bytes that a target holds between chunks, by its own count. The driver takes their growth out of what it measures: the rest is what no count
+/// explains, such as pools of an allocator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Held {
+    /// Keys and values, and recurrent state.
+    pub kv_bytes: u64,
+    /// Transients that stay for the next chunk, such as an arena; `None` if they are not counted, as in a device's pool.
+    pub transient_bytes: Option<u64>,
+}
+
+impl Held {
+    /// How far two counts are apart: the sum of what shrank (negative), and the sum of what grew.
+    pub(crate) fn bounds(before: Self, after: Self) -> (i64, i64) {
+        let (kv, transient) = (signed(before.kv_bytes, after.kv_bytes), Self::transient(before, after));
+        (kv.min(0).saturating_add(transient.min(0)), kv.max(0).saturating_add(transient.max(0)))
+    }
+
+    fn transient(before: Self, after: Self) -> i64 {
+        match (before.transient_bytes, after.transient_bytes) {
+            (Some(before), Some(after)) => signed(before, after),
+            _ => 0,
+        }
+    }
+}
+
+/// `after - before`; past 63 bits the nearest there is.
+pub(crate) fn signed(before: u64, after: u64) -> i64 {
+    if after >= before {
+        i64::try_from(after - before).unwrap_or(i64::MAX)
+    } else {
+        i64::try_from(before - after).map_or(i64::MIN, |bytes| -bytes)
+    }
+}
+
 /// A model with one sequence, as the driver sees it.
 ///
 /// [`crate::conformance::check`] tests an implementation for what is promised here.
@@ -46,5 +80,15 @@ pub trait ChunkTarget {
     /// allocator). `None`, the default, if it keeps no count.
     fn measured_bytes(&self) -> Option<u64> {
         None
+    }
+
+    /// What the target holds now. The default counts nothing: then all growth of the process is taken for the chunk's.
+    fn held(&self) -> Held {
+        Held::default()
+    }
+
+    /// Bytes of keys and values that a chunk of `rows` rows from `start` adds to what is held; 0, the default, if they are not counted.
+    fn kv_growth_bytes(&self, _rows: usize, _start: usize) -> u64 {
+        0
     }
 }

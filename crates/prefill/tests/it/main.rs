@@ -1,11 +1,14 @@
 //! The driver over a target that writes down what it is asked to do.
 
+mod guard;
+mod schedules;
+
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use plimsoll_memguard::{Budget, FixedProbe, Kind, Ledger, MemorySample, ReserveError};
 use plimsoll_prefill::{
-    CancelToken, Chunk, ChunkSize, ChunkTarget, Drain, Driver, DriverOptions, Outcome, StepError, conformance,
+    CancelToken, Chunk, ChunkSize, ChunkTarget, Drain, Driver, DriverOptions, Held, Outcome, Progress, StepError, conformance,
 };
 use proptest::prelude::*;
 
@@ -24,6 +27,7 @@ struct Fake {
     fails_at: Option<usize>,
     cancels: Option<CancelToken>,
     measured_bytes: Option<u64>,
+    held: Held,
     state: u64,
 }
 
@@ -67,6 +71,14 @@ impl ChunkTarget for Fake {
 
     fn measured_bytes(&self) -> Option<u64> {
         self.measured_bytes
+    }
+
+    fn held(&self) -> Held {
+        self.held
+    }
+
+    fn kv_growth_bytes(&self, rows: usize, _start: usize) -> u64 {
+        10 * rows as u64
     }
 }
 
@@ -242,12 +254,15 @@ fn an_empty_range_completes_without_a_chunk() {
 fn the_probe_measures_what_the_target_does_not_count() {
     let ledger = ledger(1 << 20);
     let mut options = fixed(&ledger, 100);
-    options.probe = Some(Arc::new(FixedProbe::footprints([1_000, 4_000, 4_000, 3_500])));
+    options.probe = Some(Arc::new(FixedProbe::footprints([1_000, 4_000, 4_100, 4_100, 3_500])));
     let driver = Driver::new(options);
     let report = driver.run(&mut Fake::default(), 0..200, &CancelToken::new(), |_| ()).unwrap();
     let measured: Vec<_> = report.chunks.iter().map(|chunk| chunk.measured_bytes).collect();
     assert_eq!(measured, [Some(3_000), Some(0)]);
-    assert_eq!(report.chunks[0].after.and_then(|sample| sample.footprint), Some(4_000));
+    let footprint = |sample: Option<plimsoll_memguard::MemorySample>| sample.and_then(|sample| sample.footprint);
+    let first = &report.chunks[0];
+    assert_eq!((footprint(first.after), footprint(first.drained)), (Some(4_000), Some(4_100)));
+    assert_eq!((first.growth_bytes, report.chunks[1].growth_bytes), (Some(3_000), Some(-600)));
 
     let mut counting = Fake { measured_bytes: Some(77), ..Fake::default() };
     let report = driver.run(&mut counting, 0..100, &CancelToken::new(), |_| ()).unwrap();
@@ -316,14 +331,17 @@ fn a_panicking_target_gives_its_reservation_back() {
 #[test]
 fn progress_counts_tokens_and_estimates_the_rest() {
     let ledger = ledger(1 << 20);
+    let resident = ledger.reserve(Kind::Kv, 77).unwrap();
     let mut seen = Vec::new();
     Driver::new(fixed(&ledger, 100))
-        .run(&mut Fake::default(), 0..250, &CancelToken::new(), |progress| {
+        .run(&mut Fake::default(), 30..280, &CancelToken::new(), |progress| {
             assert!(progress.seconds_left() >= 0.0);
-            seen.push((progress.done_tokens, progress.total_tokens, progress.chunk.rows));
+            let Progress { done_tokens, total_tokens, cached_tokens, reserved_bytes, .. } = *progress;
+            seen.push((done_tokens, total_tokens, cached_tokens, reserved_bytes, progress.chunk.rows));
         })
         .unwrap();
-    assert_eq!(seen, [(100, 250, 100), (200, 250, 100), (250, 250, 50)]);
+    drop(resident);
+    assert_eq!(seen, [(100, 250, 30, 77, 100), (200, 250, 30, 77, 100), (250, 250, 30, 77, 50)]);
 }
 
 proptest! {
