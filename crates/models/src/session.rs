@@ -7,7 +7,7 @@ use crate::executor::{
     pass::{ExecError, LogitRows, Segment},
 };
 use plimsoll_kvcache::Sequence;
-use plimsoll_prefill::{Chunk, ChunkTarget};
+use plimsoll_prefill::{Chunk, ChunkTarget, Held};
 use plimsoll_program::Dims;
 use std::ops::Range;
 
@@ -35,6 +35,12 @@ pub trait Session {
 
     /// Bytes of keys and values held now.
     fn kv_bytes(&self) -> u64;
+
+    /// Bytes of keys and values that `rows` more rows will add.
+    fn kv_growth_bytes(&self, rows: usize) -> u64;
+
+    /// Bytes that the executor keeps for the next pass; `None` if it does not count them.
+    fn kept_bytes(&self) -> Option<u64>;
 
     /// Gives back what the executor keeps between passes.
     fn drain(&mut self);
@@ -93,6 +99,16 @@ impl<O: StepObserver> Session for CpuSession<O> {
         self.sequence.bytes()
     }
 
+    fn kv_growth_bytes(&self, rows: usize) -> u64 {
+        let spec = self.executor.model().architecture().kv_spec(self.executor.settings().kv_dtype);
+        let len = self.sequence.len();
+        spec.bytes(len.saturating_add(rows)).saturating_sub(spec.bytes(len))
+    }
+
+    fn kept_bytes(&self) -> Option<u64> {
+        Some(self.executor.stats().arena_bytes)
+    }
+
     fn drain(&mut self) {
         // The arena stays: the next chunk has its size. What the allocator keeps of freed blocks is the binary's to trim.
     }
@@ -146,6 +162,16 @@ impl Session for CandleSession {
 
     fn kv_bytes(&self) -> u64 {
         self.sequence.bytes()
+    }
+
+    fn kv_growth_bytes(&self, rows: usize) -> u64 {
+        // By the mean of the rows so far.
+        self.sequence.bytes().checked_div(self.sequence.len() as u64).unwrap_or(0).saturating_mul(rows as u64)
+    }
+
+    fn kept_bytes(&self) -> Option<u64> {
+        // The pool is candle's own.
+        None
     }
 
     fn drain(&mut self) {
@@ -219,6 +245,14 @@ impl<S: Session> ChunkTarget for PromptTarget<'_, S> {
 
     fn measured_bytes(&self) -> Option<u64> {
         self.session.measured_bytes()
+    }
+
+    fn held(&self) -> Held {
+        Held { kv_bytes: self.session.kv_bytes(), transient_bytes: self.session.kept_bytes() }
+    }
+
+    fn kv_growth_bytes(&self, rows: usize, _start: usize) -> u64 {
+        self.session.kv_growth_bytes(rows)
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod recurrent;
 mod routed;
+mod tiles;
 
 use super::{
     check::check_steps,
@@ -17,7 +18,7 @@ use crate::{
     model::{Constant, Model},
 };
 use bytemuck::{cast_slice, cast_slice_mut};
-use plimsoll_attention::{AttnParams, Route};
+use plimsoll_attention::{AttnParams, AttnShape, Route};
 use plimsoll_kvcache::BlockTable;
 use plimsoll_linear::PackedWeight;
 use plimsoll_prefill::CancelToken;
@@ -42,6 +43,8 @@ pub struct CpuExecutor {
     live: LiveTemporaries,
     blocks: BlockTable,
     cancel: CancelToken,
+    /// Multiply-adds between two looks at `cancel`.
+    tile_work: u64,
 }
 
 /// The logits of a pass, in the executor's arena until the next pass.
@@ -86,6 +89,8 @@ impl CpuExecutor {
             .thread_name(|index| format!("plimsoll-{index}"))
             .build()
             .map_err(|source| ExecError::Threads { threads: settings.threads, source })?;
+        // Each thread has run once: what a thread takes is taken before anybody measures the process.
+        pool.broadcast(|_| ());
         let live = LiveTemporaries::new(&model.architecture().program);
         Ok(Self {
             model,
@@ -98,6 +103,7 @@ impl CpuExecutor {
             live,
             blocks: BlockTable::new(),
             cancel: CancelToken::default(),
+            tile_work: tiles::TILE_WORK.saturating_mul(settings.threads as u64),
         })
     }
 
@@ -113,7 +119,7 @@ impl CpuExecutor {
         self.settings
     }
 
-    /// The same executor, which gives up a running pass at its next step once `cancel` is set.
+    /// The same executor, which gives up a running pass once `cancel` is set: at its next step, or after the next rows of a long one.
     #[must_use]
     pub fn with_cancel(mut self, cancel: CancelToken) -> Self {
         self.cancel = cancel;
@@ -200,6 +206,7 @@ impl CpuExecutor {
             live: &mut self.live,
             blocks: &mut self.blocks,
             cancel: &self.cancel,
+            tile_work: self.tile_work,
             dims,
             segments,
             observer,
@@ -228,6 +235,13 @@ impl CpuExecutor {
             high_water_bytes: self.arena.high_water() as u64,
             live_temporaries: self.live.count(),
         }
+    }
+
+    /// The same executor, which looks at its cancel flag after so many multiply-adds of a step.
+    #[cfg(test)]
+    pub(crate) fn with_tile_work(mut self, tile_work: u64) -> Self {
+        self.tile_work = tile_work;
+        self
     }
 
     /// Gives the arena's pages back to the system; the next pass maps new ones.
@@ -273,6 +287,7 @@ struct Running<'p, 's, O> {
     live: &'p mut LiveTemporaries,
     blocks: &'p mut BlockTable,
     cancel: &'p CancelToken,
+    tile_work: u64,
     dims: Dims,
     segments: &'p mut [Segment<'s>],
     observer: &'p mut O,
@@ -392,7 +407,7 @@ impl<O: StepObserver> Running<'_, '_, O> {
                     table.dequantize_row(id as usize, row);
                 }
             }
-            Op::Linear { x, parts } => self.linear(step, *x, parts),
+            Op::Linear { x, parts } => self.linear(step, *x, parts)?,
             Op::RmsNorm { x, weight, eps, out } => {
                 let (from, to) = (self.range(*x), self.range(*out));
                 let weight = Self::vector(self.model, *weight);
@@ -445,7 +460,7 @@ impl<O: StepObserver> Running<'_, '_, O> {
                 cast_slice_mut::<u8, f32>(out)[0] = elementwise::sum(cast_slice(x));
             }
             Op::TopK { logits, spec, ids, weights } => self.top_k(step, *logits, spec, [*ids, *weights]),
-            Op::ExpertLinear { x, ids, weight, out } => self.expert_linear(step, *x, *ids, *weight, *out),
+            Op::ExpertLinear { x, ids, weight, out } => self.expert_linear(step, *x, *ids, *weight, *out)?,
             Op::CombineExperts { x, weights, out } => self.combine_experts(*x, *weights, *out),
             Op::ScaleRows { x, factor, out } => self.scale_rows(*x, *factor, *out),
             Op::SelectColumns { x, offset, out } => self.select_columns(*x, *offset, *out),
@@ -500,7 +515,7 @@ impl<O: StepObserver> Running<'_, '_, O> {
         to.copy_from_slice(from);
     }
 
-    fn linear(&mut self, step: &Step, x: Slot, parts: &[LinearPart]) {
+    fn linear(&mut self, step: &Step, x: Slot, parts: &[LinearPart]) -> Result<(), ExecError> {
         let info = self.program.slot(x);
         let (rows, x) = (info.extent.rows(&self.dims), self.range(x));
         let mut writes: SmallVec<[Range<usize>; OPERANDS]> = parts.iter().map(|part| self.range(part.out)).collect();
@@ -517,7 +532,9 @@ impl<O: StepObserver> Running<'_, '_, O> {
                 out: cast_slice_mut(out),
             })
             .collect();
-        plimsoll_linear::linear(cast_slice(x), rows, &mut outputs, scratch, self.settings.linear());
+        let (cancel, x) = (self.cancel, (cast_slice(x), rows));
+        tiles::linear(x, &mut outputs, scratch, self.settings.linear(), self.tile_work, || cancel.is_cancelled())
+            .map_err(|tiles::Cancelled| ExecError::Cancelled)
     }
 
     fn attend(&mut self, step: &Step) -> Result<(), ExecError> {
@@ -548,10 +565,21 @@ impl<O: StepObserver> Running<'_, '_, O> {
             let shape = attn_shape(self.program, slots, spec.window, self.settings.kv_dtype, rows, kv_len);
             let route = Route::for_shape(&shape, &self.settings.attention());
             let (q, out) = (&q_all[of(widths[0])], &mut out_all[of(widths[3])]);
-            let (start, sequence) = (segment.start, &*segment.sequence);
+            let (start, sequence, cancel) = (segment.start, &*segment.sequence, self.cancel);
+            let seen = spec.window.map_or(kv_len, |window| kv_len.min(window));
+            let row_work = (seen * shape.heads * (shape.head_dim + shape.v_head_dim)) as u64;
             sequence
-                .with_view(*layer, kv_len, self.blocks, |view| route.run(q, view, start, &params, out, scratch))
+                .with_view(*layer, kv_len, self.blocks, |view| {
+                    let scratch_bytes = scratch.len() as u64;
+                    let fits = |rows| route.workspace_bytes(&AttnShape { rows, ..shape }) <= scratch_bytes;
+                    tiles::attend((rows, row_work), self.tile_work, fits, || cancel.is_cancelled(), |part| {
+                        let of = |width: usize| part.start * width..part.end * width;
+                        let out = &mut out[of(widths[3])];
+                        route.run(&q[of(widths[0])], view, start + part.start, &params, out, scratch)
+                    })
+                })
                 .map_err(fault)?
+                .map_err(|tiles::Cancelled| ExecError::Cancelled)?
                 .map_err(|source| ExecError::Attention { layer: *layer, source })?;
             row += rows;
         }

@@ -267,6 +267,20 @@ fn every_cut_of_a_prompt_and_every_thread_count_give_the_same_bits() {
 }
 
 #[test]
+fn a_step_in_parts_gives_the_same_bits() {
+    for kind in [WeightType::F32, WeightType::Bf16] {
+        let model = model(kind);
+        let tokens = prompt(150);
+        let want = feed(&mut executor(&model, 1), &mut sequence(&model), &tokens, &[150]);
+        for threads in [1, 2] {
+            let mut parts = executor(&model, threads).with_tile_work(1);
+            let got = feed(&mut parts, &mut sequence(&model), &tokens, &[10, 140]);
+            assert!(got == want, "{kind:?} with {threads} threads");
+        }
+    }
+}
+
+#[test]
 fn sequences_that_share_a_pass_keep_their_bits_and_states() {
     let model = model(WeightType::F32);
     let mut alone = executor(&model, 1);

@@ -179,8 +179,11 @@ impl ExpertShape {
 /// `x`: `[rows, in_features]` or `[rows, k * in_features]`; `ids`: `[rows, k]`; `out`: `[rows, k * out_features]`. Slots are grouped by expert (a
 /// stable counting sort), each group's rows gathered, multiplied and scattered. A slot's bits are those of its row alone.
 ///
+/// Before each product, `is_cancelled` may end it; then `out` is not whole, and the result false.
+///
 /// # Panics
 /// If an id is not below the number of experts, or a length does not fit `shape`.
+#[expect(clippy::too_many_arguments, reason = "a kernel: shapes, operands, scratch, settings, and when to end")]
 pub(crate) fn expert_linear(
     shape: &ExpertShape,
     x: &[f32],
@@ -189,7 +192,8 @@ pub(crate) fn expert_linear(
     out: &mut [f32],
     scratch: &mut [u8],
     settings: Settings,
-) {
+    is_cancelled: impl Fn() -> bool,
+) -> bool {
     let ExpertShape { k, experts, in_features, out_features, .. } = *shape;
     let shared = x.len() == shape.rows * in_features;
     assert!(shared || x.len() == shape.pairs() * in_features, "x has {} elements for {shape:?}", x.len());
@@ -231,12 +235,15 @@ pub(crate) fn expert_linear(
         for (&slot, from) in order.iter().zip(products.chunks_exact(out_features)) {
             out[slot as usize * out_features..][..out_features].copy_from_slice(from);
         }
-        return;
+        return true;
     }
     let mut start = 0;
     for (weight, &end) in weights.iter().zip(&*ends) {
         let end = end as usize;
         for slots in order[start..end].chunks(TILE_ROWS) {
+            if is_cancelled() {
+                return false;
+            }
             if let [slot] = *slots {
                 // One row is where it has to be already.
                 let out = &mut out[slot as usize * out_features..][..out_features];
@@ -258,6 +265,7 @@ pub(crate) fn expert_linear(
         }
         start = end;
     }
+    true
 }
 
 /// Slots by expert, ascending inside of a group; `ends[e]` is where expert `e`'s group ends in `order`.

@@ -10,8 +10,8 @@ use crate::{
 use candle_core::Device;
 use plimsoll_attention::KvDtype;
 use plimsoll_memguard::{Budget, Kind, Ledger};
-use plimsoll_prefill::{CancelToken, conformance};
-use std::{cell::RefCell, rc::Rc, sync::Arc};
+use plimsoll_prefill::{CancelToken, ChunkSize, Driver, DriverOptions, conformance};
+use std::{cell::RefCell, num::NonZeroUsize, rc::Rc, sync::Arc};
 
 fn model() -> Arc<Model> {
     Arc::new(Model::from_gguf(&TinyLlama::new().gguf(), 1).unwrap())
@@ -190,6 +190,67 @@ fn a_cancelled_pass_leaves_every_sequence_at_its_start() {
         assert_eq!(lens, [70; 4], "after {left} of {steps} steps");
         let (result, lens) = run(&mut executor(&model), &mut idle, &more, 70);
         assert_eq!((result.unwrap(), lens), (want.clone(), [90; 4]), "after {left} of {steps} steps");
+    }
+}
+
+#[test]
+fn a_step_in_parts_gives_the_same_bits() {
+    let (model, tokens) = (model(), prompt(200));
+    let logits = |tile_work: Option<u64>| {
+        let executor = match tile_work {
+            Some(work) => executor(&model).with_tile_work(work),
+            None => executor(&model),
+        };
+        let mut session = CpuSession::new(executor, sequence(&model, 200), ());
+        session.extend(&tokens[..30], LogitRows::None).unwrap();
+        bits(session.extend(&tokens[30..], LogitRows::All).unwrap().values)
+    };
+    let want = logits(None);
+    for work in [1, 20_000, 100_000] {
+        assert!(logits(Some(work)) == want, "parts of {work} multiply-adds");
+    }
+}
+
+#[test]
+fn a_prompt_that_ran_out_of_memory_goes_on_from_where_it_was() {
+    let ledger = Ledger::new(Budget::Bytes(1 << 30));
+    let tokens = prompt(300);
+    let mut options = DriverOptions::new(ledger.clone());
+    options.chunk = ChunkSize::Fixed(NonZeroUsize::new(100).unwrap());
+    let driver = Driver::new(options);
+    let run = |session: &mut CpuSession, from: usize, taken: &mut dyn FnMut()| {
+        let mut last = Vec::new();
+        let mut sink = |_: Range<usize>, values: &[f32]| last = bits(values);
+        let mut target = PromptTarget::new(session, &tokens, LogitRows::Last, &mut sink);
+        let outcome = driver.run(&mut target, from..300, &CancelToken::new(), |_| taken());
+        (outcome.map(|report| report.done_tokens()).map_err(|error| error.done_tokens), last)
+    };
+    let (whole, want) = run(&mut session(300), 0, &mut || ());
+    assert_eq!(whole, Ok(300));
+
+    // Another request takes all that is left once the first chunk is done.
+    let mut session = session(300);
+    let mut other = None;
+    let (stopped, nothing) = run(&mut session, 0, &mut || {
+        other = ledger.reserve(Kind::Kv, ledger.usage().free_bytes().unwrap()).ok();
+    });
+    assert_eq!((stopped, nothing.len(), session.len()), (Err(100), 0, 100));
+    drop(other);
+    let (rest, got) = run(&mut session, 100, &mut || ());
+    assert_eq!(rest, Ok(200));
+    assert!(got == want, "other bits after the error");
+    assert_eq!(ledger.usage().reserved_bytes(), 0);
+}
+
+#[test]
+fn a_session_counts_what_it_keeps() {
+    let mut session = session(200);
+    assert_eq!((session.kept_bytes(), session.kv_bytes()), (Some(0), 0));
+    for rows in [30, 64, 70] {
+        let (before, growth) = (session.kv_bytes(), session.kv_growth_bytes(rows));
+        session.extend(&prompt(rows), LogitRows::None).unwrap();
+        assert_eq!(session.kv_bytes() - before, growth, "{rows} rows");
+        assert_eq!(session.kept_bytes(), session.measured_bytes());
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::Running;
 use crate::{
-    executor::{cost::expert_shape, observer::StepObserver},
+    executor::{cost::expert_shape, observer::StepObserver, pass::ExecError},
     kernels::{columns, experts},
     model::{Constant, Model},
 };
@@ -28,14 +28,25 @@ impl<O: StepObserver> Running<'_, '_, O> {
         experts::top_k(logits, experts, spec, chosen, scratch, isa, threads);
     }
 
-    pub(super) fn expert_linear(&mut self, step: &Step, x: Slot, ids: Slot, weight: Slot, out: Slot) {
+    pub(super) fn expert_linear(
+        &mut self,
+        step: &Step,
+        x: Slot,
+        ids: Slot,
+        weight: Slot,
+        out: Slot,
+    ) -> Result<(), ExecError> {
         let weight_type = self.model.weight_types().of(weight);
         let shape = expert_shape(self.program, ids, weight, weight_type, &self.dims);
         let (reads, writes) = ([self.range(x), self.range(ids)], [self.range(out), self.scratch(step)]);
         let weights = Self::stack(self.model, weight);
         let ([x, ids], [out, scratch]) = self.arena.borrow(reads, writes);
         let out = cast_slice_mut(out);
-        experts::expert_linear(&shape, cast_slice(x), cast_slice(ids), weights, out, scratch, self.settings.linear());
+        let (settings, cancel) = (self.settings.linear(), self.cancel);
+        let (x, ids) = (cast_slice(x), cast_slice(ids));
+        let is_whole =
+            experts::expert_linear(&shape, x, ids, weights, out, scratch, settings, || cancel.is_cancelled());
+        if is_whole { Ok(()) } else { Err(ExecError::Cancelled) }
     }
 
     pub(super) fn combine_experts(&mut self, x: Slot, weights: Slot, out: Slot) {
