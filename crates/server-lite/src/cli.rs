@@ -144,6 +144,20 @@ pub(crate) struct RunArgs {
     /// Write the memory timeline, planned and measured, as .csv or .svg.
     #[arg(long, env = "PLIMSOLL_MEMORY_TRACE", value_name = "OUT")]
     pub(crate) memory_trace: Option<PathBuf>,
+    /// Tell on standard error what holds memory, chunk by chunk: 1 only looks; 2 also gives back what it can and looks again, which changes what
+    /// it sees.
+    #[arg(long, env = "PLIMSOLL_MEMDBG", value_name = "0|1|2", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=2))]
+    pub(crate) memdbg: u8,
+    /// What keeps prefill inside the machine and the budget. `off`: nothing does, for a comparison.
+    #[arg(long, env = "PLIMSOLL_GUARD", value_enum, default_value_t = SwitchArg::On, hide = true)]
+    pub(crate) guard: SwitchArg,
+    /// Whether memory that a chunk has freed goes back to the system at once. `off`: for a comparison.
+    #[arg(long, env = "PLIMSOLL_DRAIN", value_enum, default_value_t = SwitchArg::On, hide = true)]
+    pub(crate) drain: SwitchArg,
+    /// Fill the keys and values of so many of the prompt's first tokens with numbers instead of computing them: to measure memory at lengths that
+    /// would take long. What is said after it has no meaning.
+    #[arg(long, env = "PLIMSOLL_SYNTHETIC_KV", value_name = "TOKENS", default_value_t = 0, hide = true)]
+    pub(crate) synthetic_kv: usize,
     /// Write a hash of what every step of the prefill wrote, one line each.
     #[arg(long, env = "PLIMSOLL_TRACE_HASHES", value_name = "OUT")]
     pub(crate) trace_hashes: Option<PathBuf>,
@@ -208,6 +222,12 @@ impl FromStr for ChunkArg {
         }
         text.parse().map(Self::Rows).map_err(|_| format!("\"{text}\" is neither auto nor a number of rows from 1 on"))
     }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SwitchArg {
+    On,
+    Off,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

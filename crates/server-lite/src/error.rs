@@ -4,7 +4,7 @@ use crate::{
     fetch::{PackagedModel, Part},
     hub::{HubFault, HubName},
 };
-use plimsoll_memguard::EstimateError;
+use plimsoll_memguard::{EstimateError, Room, Usage};
 use plimsoll_models::{
     ExecError, FolderError, ModelError, TextError,
     chat::ChatError,
@@ -66,6 +66,8 @@ pub(crate) enum AppError {
     Stop(#[from] StopError),
     #[error("{}", .0.describe())]
     DoesNotFit(Box<Shortfall>),
+    #[error("{}", .0.describe())]
+    MachineFull(Box<MachineShortfall>),
     #[error("{0}")]
     Exec(#[from] ExecError),
     #[error("cannot write the memory trace {}: {message}", path.display())]
@@ -110,6 +112,44 @@ pub(crate) struct Shortfall {
     pub(crate) longest: Longest,
 }
 
+/// A prompt that the machine had no memory for, whatever the budget said.
+#[derive(Debug, Clone)]
+pub(crate) struct MachineShortfall {
+    /// Tokens of the prompt that were done.
+    pub(crate) done: usize,
+    pub(crate) total: usize,
+    /// Rows of the chunk that did not fit.
+    pub(crate) rows: usize,
+    /// What it would have added, with what is always left free.
+    pub(crate) needed_bytes: u64,
+    pub(crate) room: Room,
+    /// What this process holds, by its books.
+    pub(crate) usage: Usage,
+    /// Longest context that would fit what is left.
+    pub(crate) longest: Longest,
+}
+
+impl MachineShortfall {
+    fn describe(&self) -> String {
+        let Self { done, total, rows, room, usage, longest, .. } = self;
+        let mib = |bytes: u64| format!("{:.1}", bytes as f64 / 1_048_576.0);
+        let source = room.source.as_ref().map_or_else(|| "limit".to_owned(), ToString::to_string);
+        format!(
+            "the machine is full after {done} of {total} prompt tokens: {rows} more need {} MiB, {} of {} are left ({source}); held here: weights {}, \
+             overhead {}, keys and values {}, transients {}, prefix cache {} MiB{}",
+            mib(self.needed_bytes),
+            mib(room.left_bytes()),
+            mib(room.ceiling_bytes),
+            mib(usage.weights_bytes),
+            mib(usage.overhead_bytes),
+            mib(usage.kv_bytes),
+            mib(usage.transient_bytes),
+            mib(usage.prefix_cache_bytes),
+            longest.clause(),
+        )
+    }
+}
+
 /// The longest context that would fit a budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Longest {
@@ -121,14 +161,21 @@ pub(crate) enum Longest {
     Unknown,
 }
 
+impl Longest {
+    /// The end of a sentence.
+    fn clause(self) -> String {
+        match self {
+            Self::Tokens(tokens) => format!("; a context of {tokens} tokens would fit"),
+            Self::Nothing => "; no context fits".to_owned(),
+            Self::Unknown => String::new(),
+        }
+    }
+}
+
 impl Shortfall {
     fn describe(&self) -> String {
         let mib = |bytes: u64| format!("{bytes} bytes ({:.1} MiB)", bytes as f64 / 1_048_576.0);
-        let fits = match self.longest {
-            Longest::Tokens(tokens) => format!("; a context of {tokens} tokens would fit"),
-            Longest::Nothing => "; no context fits".to_owned(),
-            Longest::Unknown => String::new(),
-        };
+        let fits = self.longest.clause();
         format!(
             "does not fit: {} needs {} in all, the budget is {}{fits}",
             self.what,
@@ -147,7 +194,7 @@ impl AppError {
             Self::Usage(_) | Self::CommandLine { .. } | Self::Stop(_) => 2,
             Self::Sampler(SamplerError::NanLogit { .. } | SamplerError::NoCandidate { .. }) => 1,
             Self::Sampler(_) => 2,
-            Self::DoesNotFit(_) => 3,
+            Self::DoesNotFit(_) | Self::MachineFull(_) => 3,
             // Inside the budget, but the system has no such memory.
             Self::Exec(
                 ExecError::Arena { .. } | ExecError::Kv { source: plimsoll_kvcache::Error::OutOfMemory { .. }, .. },
@@ -215,6 +262,9 @@ impl AppError {
                     vec!["shorten the prompt, lower --max-tokens, or raise --memory-budget".to_owned()]
                 }
             },
+            Self::MachineFull(_) => {
+                vec!["end what else takes memory, raise the limit, shorten the prompt, or lower --max-tokens".to_owned()]
+            }
             Self::CommandLine { hints, .. } => hints.clone(),
             Self::NoSuchModel { .. } => vec!["models by short name: plimsoll models list".to_owned()],
             Self::NotFetched { name } => {

@@ -14,7 +14,7 @@ pub(crate) const MAX_CONTEXT_TOKENS: usize = u32::MAX as usize;
 const FLOOR_ROWS: usize = 64;
 
 /// Heap that a run needs beside the arena, the KV and what grows with the vocabulary: threads' stacks and queues, block tables, the answer's text.
-const RUN_HEAP_BYTES: u64 = 1 << 20;
+pub(crate) const RUN_HEAP_BYTES: u64 = 768 << 10;
 
 /// Heap that choosing tokens needs: the logits that decode starts from and the candidates, with biases and penalties the adjusted logits and
 /// what was said, in a map that doubles.

@@ -1,10 +1,55 @@
 //! Progress on standard error, when it is a terminal.
 
 use indicatif::{ProgressBar, ProgressStyle};
+use plimsoll_prefill::Progress;
 
 /// A bar over the prompt's tokens; indicatif shows it only on a terminal.
-pub(crate) fn prefill(prompt_tokens: usize) -> ProgressBar {
-    let style = ProgressStyle::with_template("prefill {bar:30} {pos}/{len} tokens, {per_sec}, {eta} left")
-        .unwrap_or_else(|_| ProgressStyle::default_bar());
-    ProgressBar::new(prompt_tokens as u64).with_style(style)
+#[derive(Debug)]
+pub(crate) struct Prefill {
+    bar: ProgressBar,
+    cached_tokens: usize,
+}
+
+impl Prefill {
+    /// A bar over `total_tokens`, the first `cached_tokens` of which are there already.
+    pub(crate) fn new(cached_tokens: usize, total_tokens: usize) -> Self {
+        let style = ProgressStyle::with_template("prefill {bar:30} {pos}/{len} tokens, {msg}")
+            .unwrap_or_else(|_| ProgressStyle::default_bar());
+        let bar = ProgressBar::new(total_tokens as u64).with_style(style);
+        bar.set_position(cached_tokens as u64);
+        Self { bar, cached_tokens }
+    }
+
+    /// After a chunk.
+    pub(crate) fn show(&self, progress: &Progress<'_>) {
+        if self.bar.is_hidden() {
+            return;
+        }
+        self.bar.set_message(message(progress));
+        self.bar.set_position((self.cached_tokens + progress.done_tokens) as u64);
+    }
+
+    /// Runs `print` with the bar out of the way.
+    pub(crate) fn suspend(&self, print: impl FnOnce()) {
+        self.bar.suspend(print);
+    }
+
+    pub(crate) fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+/// Cached tokens, memory, speed, time left.
+fn message(progress: &Progress<'_>) -> String {
+    let mut parts = Vec::new();
+    if progress.cached_tokens > 0 {
+        parts.push(format!("{} cached", progress.cached_tokens));
+    }
+    let bytes = progress.footprint_bytes().unwrap_or(progress.reserved_bytes);
+    parts.push(format!("{:.0} MiB", bytes as f64 / 1_048_576.0));
+    if let Some(speed) = progress.tokens_per_second() {
+        parts.push(format!("{speed:.1} tokens/s"));
+    }
+    parts.push(format!("{:.0} s left", progress.seconds_left()));
+    parts.join(", ")
 }

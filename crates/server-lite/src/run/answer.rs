@@ -2,29 +2,25 @@
 
 use super::{
     budget::{self, Admission, Budget},
+    memdbg::MemoryDebug,
     report::{ChunkReport, Memory, Report, Speed},
 };
 use crate::{
     ALLOCATOR,
-    cli::{ChunkArg, RunArgs},
-    error::{AppError, Longest},
+    cli::RunArgs,
+    error::AppError,
     fetch::hex,
-    logits::LogitsFile,
-    progress,
 };
 use plimsoll_memguard::Profile;
 use plimsoll_models::{
-    ExecError, LogitRows, Model, PromptTarget, Session,
+    ExecError, LogitRows, Model, Session,
     sampler::{Sampler, StopMatcher},
     tokenizer::{Detokenizer, SkipSpecial, Tokenizer},
 };
-use plimsoll_prefill::{
-    CancelToken, ChunkSize, Driver, DriverOptions, Outcome, PrefillError, PrefillReport, StepError,
-};
+use plimsoll_prefill::{CancelToken, Held, PrefillReport};
 use sha2::{Digest, Sha256};
 use std::{
     io::{self, Write},
-    ops::Range,
     sync::Arc,
     time::Instant,
 };
@@ -45,9 +41,9 @@ pub(super) struct Job<'a> {
 }
 
 /// The logits that decode starts from.
-struct FirstLogits {
-    values: Vec<f32>,
-    sha256: String,
+pub(super) struct FirstLogits {
+    pub(super) values: Vec<f32>,
+    pub(super) sha256: String,
 }
 
 impl Job<'_> {
@@ -63,14 +59,23 @@ impl Job<'_> {
         session: &mut S,
         mut admission: Admission,
         routes: Vec<String>,
+        profile: &dyn Profile,
     ) -> Result<Memory, AppError> {
         ALLOCATOR.restart_peak();
-        let (prefill, first) = self.prefill(session, &mut admission)?;
+        let probe = Arc::clone(&self.budget.probe);
+        let mut debug = match self.args.memdbg {
+            0 => None,
+            mode => Some(MemoryDebug::new(mode, &*probe, self.model.weights_bytes())),
+        };
+        let (prefill, first) = self.prefill(session, &mut admission, profile, &mut debug)?;
         let mut answer = Answer::new(self.tokenizer, self.continues, std::mem::take(&mut self.stops), self.args.json);
         let decode_start = Instant::now();
         let (finish, passes) = self.decode(session, &first, admission.max_tokens, &mut answer)?;
         let decode_seconds = decode_start.elapsed().as_secs_f64();
         answer.finish()?;
+        if let Some(debug) = &debug {
+            debug.end(Held { kv_bytes: session.kv_bytes(), transient_bytes: session.kept_bytes() });
+        }
         let memory = self.memory(session, &admission, &prefill);
         if self.args.json {
             let report = Report {
@@ -92,67 +97,6 @@ impl Job<'_> {
             writeln!(stdout).map_err(AppError::Stdout)?;
         }
         Ok(memory)
-    }
-
-    fn prefill<S: Session>(
-        &self,
-        session: &mut S,
-        admission: &mut Admission,
-    ) -> Result<(PrefillReport, FirstLogits), AppError> {
-        let vocab_size = self.model.architecture().dimensions.vocab_size;
-        let rows = if self.args.all_logits() { LogitRows::All } else { LogitRows::Last };
-        let mut file = self
-            .args
-            .logits_out
-            .as_deref()
-            .map(|path| LogitsFile::create(path, self.prompt, rows == LogitRows::All, vocab_size))
-            .transpose()?;
-        let mut written = Ok(());
-        let mut first = FirstLogits { values: Vec::with_capacity(vocab_size), sha256: String::new() };
-        let mut sink = |rows: Range<usize>, logits: &[f32]| {
-            if let Some(file) = file.as_mut().filter(|_| written.is_ok()) {
-                written = file.append(logits);
-            }
-            if rows.end == self.prompt.len() {
-                first.values.extend_from_slice(&logits[logits.len() - vocab_size..]);
-            }
-        };
-        let driver = Driver::new(DriverOptions {
-            chunk: match self.args.chunk {
-                ChunkArg::Auto => ChunkSize::default(),
-                ChunkArg::Rows(rows) => ChunkSize::Fixed(rows),
-            },
-            probe: self.budget.probe.clone(),
-            ..DriverOptions::new(self.budget.ledger.clone())
-        });
-        let bar = progress::prefill(self.prompt.len());
-        let mut target = PromptTarget::new(session, self.prompt, rows, &mut sink);
-        let result =
-            driver.run_holding(&mut target, 0..self.prompt.len(), &mut admission.transient, self.cancel, |progress| {
-                bar.set_position(progress.done_tokens as u64)
-            });
-        bar.finish_and_clear();
-        let cancelled = |done| AppError::Cancelled { done, total: self.prompt.len() };
-        let report = match result {
-            Ok(report) if report.outcome == Outcome::Cancelled => return Err(cancelled(report.done_tokens())),
-            Ok(report) => report,
-            Err(PrefillError { done_tokens, source: StepError::Target { source, .. }, .. }) => {
-                return Err(match source {
-                    ExecError::Cancelled => cancelled(done_tokens),
-                    source => AppError::Exec(source),
-                });
-            }
-            Err(PrefillError { source: StepError::Reserve { planned_bytes, .. }, .. }) => {
-                return Err(self.budget.shortfall("a prefill chunk", planned_bytes, Longest::Unknown));
-            }
-            Err(error) => return Err(AppError::Prefill(error.to_string())),
-        };
-        written?;
-        if let Some(file) = file {
-            file.finish()?;
-        }
-        first.sha256 = sha256_of(&first.values);
-        Ok((report, first))
     }
 
     /// Generates up to `max_tokens`; says why it ended, and after how many passes.
@@ -200,14 +144,14 @@ impl Job<'_> {
         let transient = of_chunks(|chunk| Some(chunk.planned_bytes)).unwrap_or(0).max(admission.transient.bytes());
         let arena = of_chunks(|chunk| chunk.measured_bytes).or(session.measured_bytes()).unwrap_or(0);
         let footprint = |chunk: &plimsoll_prefill::ChunkReport| chunk.after.and_then(|sample| sample.footprint);
-        let now = self.budget.probe.as_ref().and_then(|probe| probe.sample().footprint);
+        let now = self.budget.probe.sample().footprint;
         Memory {
             weights_bytes: usage.weights_bytes,
             kv_bytes: session.kv_bytes(),
             overhead_bytes: usage.overhead_bytes,
             planned_peak_bytes: usage.weights_bytes + usage.overhead_bytes + admission.kv_bytes + transient,
-            // The arena is mapped, not allocated.
-            measured_peak_bytes: ALLOCATOR.peak_bytes() + arena,
+            // The arena is mapped, not allocated; what the process held after load outside of any allocation is beside both.
+            measured_peak_bytes: ALLOCATOR.peak_bytes() + arena + self.budget.unallocated_bytes,
             footprint_peak_bytes: prefill.chunks.iter().filter_map(footprint).chain(now).max(),
             budget_bytes: self.budget.budget_bytes(),
             resident_after_load_bytes: self.budget.resident_after_load_bytes,
@@ -274,7 +218,7 @@ fn print(piece: &str, quiet: bool) -> Result<(), AppError> {
 }
 
 /// Lowercase hexadecimal SHA-256 of little-endian f32 values.
-fn sha256_of(values: &[f32]) -> String {
+pub(super) fn sha256_of(values: &[f32]) -> String {
     let mut hash = Sha256::new();
     for value in values {
         hash.update(value.to_le_bytes());

@@ -1,21 +1,24 @@
 //! What a run may use, and whether it fits: decided before the first token.
 
+use super::memory_probe::ProcessProbe;
 use crate::{
-    ALLOCATOR,
+    alloc,
     cli::RunArgs,
     error::{AppError, Longest, Shortfall},
     price::{self, DEFAULT_MAX_TOKENS, MAX_CONTEXT_TOKENS, Needs, longest_that_fits},
 };
-use plimsoll_memguard::{Budget as Limit, Kind, Ledger, LinuxProbe, Probe, Profile, Reservation, system_probe};
+use plimsoll_memguard::{Budget as Limit, Kind, Ledger, LinuxProbe, Probe, Profile, Reservation};
 use plimsoll_models::arch::Architecture;
 use std::sync::Arc;
 
 /// One ledger, and what is held of it for as long as the process runs.
 pub(super) struct Budget {
     pub(super) ledger: Ledger,
-    pub(super) probe: Option<Arc<dyn Probe>>,
+    pub(super) probe: Arc<dyn Probe>,
     /// What the system counted as resident after load, file pages included; `None` where it does not tell.
     pub(super) resident_after_load_bytes: Option<u64>,
+    /// Of the footprint after load, what is no live allocation: stacks, data of the program, the allocator's own.
+    pub(super) unallocated_bytes: u64,
     held: Vec<Reservation>,
 }
 
@@ -46,8 +49,9 @@ impl Budget {
     pub(super) fn new(limit_bytes: Option<u64>) -> Self {
         Self {
             ledger: Ledger::new(limit_bytes.map_or(Limit::Unlimited, Limit::Bytes)),
-            probe: system_probe(),
+            probe: Arc::new(ProcessProbe::new()),
             resident_after_load_bytes: None,
+            unallocated_bytes: 0,
             held: Vec::new(),
         }
     }
@@ -66,9 +70,15 @@ impl Budget {
 
     /// Measures what is resident beside the weights and reserves it, with what the run's own heap will take.
     pub(super) fn measure_overhead(&mut self, weights_bytes: u64, sampling_bytes: u64) -> Result<(), AppError> {
-        let footprint = self.probe.as_ref().and_then(|probe| probe.sample().footprint).unwrap_or(0);
-        let resident = footprint.max(ALLOCATOR.live_bytes());
-        self.resident_after_load_bytes = LinuxProbe::new().memory().rss_bytes;
+        // What loading has freed is not held: without this, the next allocations would be paid for twice.
+        alloc::trim();
+        let sample = self.probe.sample();
+        // Once, and exactly.
+        let memory = LinuxProbe::new().memory();
+        let live = sample.live.unwrap_or(0);
+        let resident = memory.footprint_bytes().or(sample.footprint).unwrap_or(0).max(live);
+        self.unallocated_bytes = resident - live;
+        self.resident_after_load_bytes = memory.rss_bytes;
         let overhead_bytes = price::overhead_bytes(resident, weights_bytes, sampling_bytes);
         self.hold(Kind::Overhead, overhead_bytes, "what is resident after load")
     }
@@ -166,13 +176,15 @@ pub(super) fn needs(args: &RunArgs, prompt_tokens: usize, architecture: &Archite
 #[cfg(test)]
 mod tests {
     use super::*;
+    use plimsoll_memguard::FixedProbe;
     use plimsoll_memguard::Pass;
 
     fn budget(bytes: u64) -> Budget {
         Budget {
             ledger: Ledger::new(Limit::Bytes(bytes)),
-            probe: None,
+            probe: Arc::new(FixedProbe::footprints([0])),
             resident_after_load_bytes: None,
+            unallocated_bytes: 0,
             held: Vec::new(),
         }
     }

@@ -2,16 +2,20 @@
 
 mod answer;
 mod budget;
+mod memdbg;
+mod memory_probe;
 mod outputs;
+mod prefill;
 mod prompt;
 mod report;
+mod synthetic;
 mod text;
 mod trace;
 
 pub(crate) use text::loading_bytes;
 
 use crate::{
-    cli::{DeviceArg, RunArgs},
+    cli::{DeviceArg, RunArgs, SwitchArg},
     error::AppError,
     fetch::Sources,
     interrupt::interruptible,
@@ -19,8 +23,9 @@ use crate::{
 };
 use answer::Job;
 use budget::Budget;
+use plimsoll_kvcache::Sequence;
 use plimsoll_models::{
-    Checkpoint, CpuExecutor, CpuProfile, CpuSession, LoadPlan, Model, ModelError, StepObserver,
+    Checkpoint, CpuExecutor, CpuProfile, CpuSession, ExecError, LoadPlan, Model, ModelError, StepObserver,
     sampler::{Sampler, StopMatcher},
 };
 use plimsoll_prefill::CancelToken;
@@ -36,7 +41,10 @@ pub(crate) fn run(args: &RunArgs, sources: &Sources, cancel: &CancelToken) -> Re
     if args.engine.device == DeviceArg::Metal {
         return Err(AppError::NoMetal);
     }
-    let mut budget = Budget::new(args.budget.limit_bytes());
+    let mut budget = match args.guard {
+        SwitchArg::On => Budget::new(args.budget.limit_bytes()),
+        SwitchArg::Off => Budget::new(None),
+    };
     let given = prompt::read(args, &budget, cancel)?;
 
     let path = sources.resolve(&args.model, cancel)?;
@@ -63,9 +71,12 @@ pub(crate) fn run(args: &RunArgs, sources: &Sources, cancel: &CancelToken) -> Re
         budget.refuse_if_too_long(&needs, &CpuProfile::of_plan(&plan, settings))?;
     }
     let (prompt, text) = prompt::to_ids(given, text, args.raw, vocab_size, &budget, cancel)?;
+    synthetic::check(args, prompt.len())?;
     // What is mapped of its files ends with the load: from there on only the packed weights are resident.
     let loaded = interruptible(cancel, "loading the weights", move || load(plan, &checkpoint, settings.threads))??;
     let model = Arc::new(loaded.map_err(model_fault)?);
+    // Its threads are there before the measurement: their stacks are overhead too.
+    let executor = CpuExecutor::new(Arc::clone(&model), settings)?.with_cancel(cancel.clone());
     budget.measure_overhead(model.weights_bytes(), price::sampling_bytes(sampler.params(), vocab_size))?;
 
     // Only a chat template begins a turn; ids are gone on from as they are.
@@ -73,10 +84,10 @@ pub(crate) fn run(args: &RunArgs, sources: &Sources, cancel: &CancelToken) -> Re
     let tokenizer = text.as_ref().map(|(tokenizer, _)| tokenizer);
     let job = Job { args, model: &model, prompt: &prompt, tokenizer, continues, sampler, stops, budget, cancel };
     if args.trace_hashes.is_none() && args.memory_trace.is_none() {
-        return on_cpu(job, settings, ()).map(|_| ());
+        return on_cpu(job, executor, ()).map(|_| ());
     }
     let observers = Observers::new(args, prompt.len());
-    let (session, memory) = on_cpu(job, settings, observers)?;
+    let (session, memory) = on_cpu(job, executor, observers)?;
     session.observer().write(args, &session, memory)
 }
 
@@ -93,18 +104,19 @@ fn load(plan: LoadPlan, checkpoint: &Checkpoint, threads: usize) -> Result<Resul
 
 fn on_cpu<O: StepObserver>(
     mut job: Job<'_>,
-    settings: plimsoll_models::CpuSettings,
+    executor: CpuExecutor,
     observer: O,
 ) -> Result<(CpuSession<O>, report::Memory), AppError> {
-    let executor = CpuExecutor::new(Arc::clone(job.model), settings)?.with_cancel(job.cancel.clone());
-    let spec = job.model.architecture().kv_spec(settings.kv_dtype);
-    let model = Arc::clone(job.model);
-    let mut admission = job.admit(&CpuProfile::of_model(&model, settings))?;
+    let (model, settings) = (Arc::clone(job.model), executor.settings());
+    let spec = model.architecture().kv_spec(settings.kv_dtype);
+    let profile = CpuProfile::of_model(&model, settings);
+    let mut admission = job.admit(&profile)?;
     let kv = admission.take_kv();
-    let sequence = plimsoll_kvcache::Sequence::new(&spec, admission.context_tokens(), kv)
-        .map_err(|source| plimsoll_models::ExecError::Kv { layer: 0, source })?;
+    let kv_fault = |source| ExecError::Kv { layer: 0, source };
+    let mut sequence = Sequence::new(&spec, admission.context_tokens(), kv).map_err(kv_fault)?;
+    synthetic::fill(&mut sequence, &spec, job.args.synthetic_kv)?;
     let routes = executor.routes(job.prompt.len());
     let mut session = CpuSession::new(executor, sequence, observer);
-    let memory = job.answer(&mut session, admission, routes)?;
+    let memory = job.answer(&mut session, admission, routes, &profile)?;
     Ok((session, memory))
 }

@@ -1,5 +1,6 @@
 //! The JSON object of `plimsoll run --json`.
 
+use plimsoll_memguard::Pressure;
 use serde::Serialize;
 
 /// Everything a script may want to know of a run; field names are part of the binary's contract.
@@ -27,6 +28,22 @@ pub(super) struct ChunkReport {
     pub(super) planned_bytes: u64,
     /// Absent where the platform tells nothing.
     pub(super) measured_bytes: Option<u64>,
+    /// Plan, charge and slack: what was reserved for growth beside keys and values while the chunk ran.
+    pub(super) predicted_bytes: u64,
+    /// What the tracker expected beyond the plan, and the ledger gave.
+    pub(super) charged_bytes: u64,
+    /// What was left of the overhead reserved for first touches.
+    pub(super) slack_bytes: u64,
+    /// Growth of the footprint beside keys and values; absent where the platform tells nothing.
+    pub(super) growth_bytes: Option<i64>,
+    /// What of it is neither keys and values nor the arena.
+    pub(super) unexplained_bytes: Option<i64>,
+    /// Keys and values held after the chunk.
+    pub(super) kv_bytes: u64,
+    /// After the drain; absent where the platform tells nothing.
+    pub(super) footprint_bytes: Option<u64>,
+    /// `nominal`, `soft` or `hard`.
+    pub(super) pressure: &'static str,
     pub(super) seconds: f64,
 }
 
@@ -60,6 +77,15 @@ pub(super) struct Memory {
     pub(super) resident_after_load_bytes: Option<u64>,
 }
 
+/// The level in a report.
+pub(super) fn pressure_name(pressure: Pressure) -> &'static str {
+    match pressure {
+        Pressure::Nominal => "nominal",
+        Pressure::Soft => "soft",
+        Pressure::Hard => "hard",
+    }
+}
+
 impl From<&plimsoll_prefill::ChunkReport> for ChunkReport {
     fn from(chunk: &plimsoll_prefill::ChunkReport) -> Self {
         Self {
@@ -67,6 +93,14 @@ impl From<&plimsoll_prefill::ChunkReport> for ChunkReport {
             rows: chunk.rows,
             planned_bytes: chunk.planned_bytes,
             measured_bytes: chunk.measured_bytes,
+            predicted_bytes: chunk.predicted_bytes(),
+            charged_bytes: chunk.charged_bytes,
+            slack_bytes: chunk.slack_bytes,
+            growth_bytes: chunk.growth_bytes,
+            unexplained_bytes: chunk.unexplained_bytes,
+            kv_bytes: chunk.held_after.kv_bytes,
+            footprint_bytes: chunk.drained.or(chunk.after).and_then(|sample| sample.footprint),
+            pressure: pressure_name(chunk.pressure),
             seconds: chunk.seconds,
         }
     }

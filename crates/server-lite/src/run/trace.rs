@@ -1,11 +1,12 @@
 //! `--trace-hashes` and `--memory-trace`: what the executor's loop tells when asked.
 
+mod picture;
+
 use super::report::Memory;
 use crate::{cli::RunArgs, error::AppError, files};
 use plimsoll_memguard::{Probe, system_probe};
 use plimsoll_models::{CpuSession, HashSteps, StepEvent, StepObserver};
 use plimsoll_program::{ChainId, Dims, StepBytes};
-use plotters::prelude::*;
 use std::{fmt::Write as _, path::Path, sync::Arc};
 
 /// What a trace file is, by its name.
@@ -72,7 +73,10 @@ impl Observers {
         if let Some(path) = &args.memory_trace {
             let rows = self.rows(session, memory);
             match Kind::of(path) {
-                Some(Kind::Svg) => write(path, &draw(path, &rows, memory.budget_bytes)?)?,
+                Some(Kind::Svg) => {
+                    let fault = |message| AppError::Trace { path: path.clone(), message };
+                    write(path, &picture::draw(&rows, memory).map_err(fault)?)?;
+                }
                 _ => write(path, &csv(&rows))?,
             }
         }
@@ -91,11 +95,14 @@ impl Observers {
         let rows = self.samples.iter().map(|sample| {
             let Sample { pass, step, .. } = *sample;
             let (plan, dims) = (&plans[pass], self.passes[pass]);
-            let resident = memory.weights_bytes + memory.overhead_bytes + spec.bytes(dims.kv_len);
+            let kv_bytes = spec.bytes(dims.kv_len);
+            let resident = memory.weights_bytes + memory.overhead_bytes + kv_bytes;
             let transient_bytes = timelines[pass].get(step).map_or(0, |step| step.live_bytes + step.scratch_bytes);
             Row {
                 sample,
                 dims,
+                kv_bytes,
+                arena_bytes: plan.peak_bytes,
                 planned_bytes: resident + transient_bytes,
                 planned_peak_bytes: resident + plan.peak_bytes,
                 reserved_bytes: memory.planned_peak_bytes,
@@ -131,6 +138,10 @@ impl StepObserver for Observers {
 struct Row<'a> {
     sample: &'a Sample,
     dims: Dims,
+    /// Keys and values up to this pass.
+    kv_bytes: u64,
+    /// The pass's arena.
+    arena_bytes: u64,
     /// Weights, overhead, keys and values up to this pass, and what is live at the step, by the plan.
     planned_bytes: u64,
     /// The same with the pass's whole arena: no step of it may be measured above.
@@ -155,7 +166,7 @@ fn csv(rows: &[Row<'_>]) -> String {
     let mut text =
         "pass,rows,kv_len,step,label,op,planned_bytes,planned_peak_bytes,reserved_bytes,footprint_bytes\n".to_owned();
     for row in rows {
-        let Row { sample, dims, planned_bytes, planned_peak_bytes, reserved_bytes } = row;
+        let Row { sample, dims, planned_bytes, planned_peak_bytes, reserved_bytes, .. } = row;
         let footprint = sample.footprint_bytes.map_or(String::new(), |bytes| bytes.to_string());
         let _ = writeln!(
             text,
@@ -164,71 +175,4 @@ fn csv(rows: &[Row<'_>]) -> String {
         );
     }
     text
-}
-
-/// The timeline as a picture: planned, measured, and the line that neither may pass.
-fn draw(path: &Path, rows: &[Row<'_>], budget_bytes: Option<u64>) -> Result<String, AppError> {
-    let mib = |bytes: u64| bytes as f64 / 1_048_576.0;
-    let highest = rows.iter().map(|row| row.reserved_bytes.max(row.sample.footprint_bytes.unwrap_or(0))).max();
-    let highest = mib(highest.unwrap_or(1));
-    // A budget far above everything would flatten the curves: it is then named, not drawn.
-    let line = budget_bytes.map(mib).filter(|&budget| budget <= 3.0 * highest);
-    let top = 1.08 * line.unwrap_or(0.0).max(highest);
-    let fault = |error: &dyn std::fmt::Display| AppError::Trace { path: path.to_owned(), message: error.to_string() };
-
-    // In memory first: the library's own file is written when it is dropped, where nobody learns of a full device.
-    let mut svg = String::new();
-    let area = SVGBackend::with_string(&mut svg, (1000, 480)).into_drawing_area();
-    area.fill(&WHITE).map_err(|error| fault(&error))?;
-    let title = match budget_bytes {
-        Some(bytes) => format!("memory of the prefill, budget {:.0} MiB", mib(bytes)),
-        None => "memory of the prefill".to_owned(),
-    };
-    let mut chart = ChartBuilder::on(&area)
-        .caption(title, ("sans-serif", 20))
-        .margin(12)
-        .x_label_area_size(36)
-        .y_label_area_size(64)
-        .build_cartesian_2d(0..rows.len().max(1), 0.0..top)
-        .map_err(|error| fault(&error))?;
-    chart
-        .configure_mesh()
-        .x_desc("steps of all chunks, in order")
-        .y_desc("MiB")
-        .light_line_style(WHITE.mix(0.0))
-        .draw()
-        .map_err(|error| fault(&error))?;
-    type Value = fn(&Row<'_>) -> Option<u64>;
-    let curves: [(&str, RGBColor, Value); 3] = [
-        ("reserved for the run", RGBColor(150, 150, 150), |row| Some(row.reserved_bytes)),
-        ("planned: weights, overhead, KV so far, arena", RGBColor(31, 119, 180), |row| Some(row.planned_peak_bytes)),
-        ("measured footprint", RGBColor(214, 39, 40), |row| row.sample.footprint_bytes),
-    ];
-    for (name, color, value) in curves {
-        let points = rows.iter().enumerate().filter_map(|(x, row)| Some((x, mib(value(row)?))));
-        chart
-            .draw_series(LineSeries::new(points, color.stroke_width(2)))
-            .map_err(|error| fault(&error))?
-            .label(name)
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], color.stroke_width(2)));
-    }
-    if let Some(budget) = line {
-        chart
-            .draw_series(LineSeries::new([(0, budget), (rows.len().max(1), budget)], BLACK.stroke_width(2)))
-            .map_err(|error| fault(&error))?
-            .label("budget: the load line")
-            .legend(|(x, y)| PathElement::new([(x, y), (x + 18, y)], BLACK.stroke_width(2)));
-    }
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::LowerRight)
-        .background_style(WHITE.mix(0.9))
-        .border_style(BLACK)
-        .draw()
-        .map_err(|error| fault(&error))?;
-    area.present().map_err(|error| fault(&error))?;
-    // Both hold the text until they are dropped.
-    drop(chart);
-    drop(area);
-    Ok(svg)
 }

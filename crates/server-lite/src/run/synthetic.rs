@@ -1,0 +1,52 @@
+//! `--synthetic-kv`: keys and values made up instead of computed, to measure memory at lengths that would take long.
+
+use crate::{cli::RunArgs, error::AppError};
+use plimsoll_kvcache::{Error, KvSpec, LayerSpec, Sequence};
+use plimsoll_models::ExecError;
+
+/// Rows that are written at once.
+const ROWS: usize = 256;
+
+/// Refuses to make up the whole prompt, whose last row is to have logits, and logits of rows that are not computed.
+pub(super) fn check(args: &RunArgs, prompt_tokens: usize) -> Result<(), AppError> {
+    let tokens = args.synthetic_kv;
+    match tokens {
+        0 => Ok(()),
+        _ if tokens >= prompt_tokens => Err(AppError::Usage(format!(
+            "--synthetic-kv {tokens}: the prompt has {prompt_tokens} tokens, and the last is to be computed"
+        ))),
+        _ if args.all_logits() => {
+            Err(AppError::Usage("--synthetic-kv leaves rows without logits: ask for those of the last".to_owned()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Fills the first `tokens` of `sequence`, as if a prefill had.
+pub(super) fn fill(sequence: &mut Sequence, spec: &KvSpec, tokens: usize) -> Result<(), AppError> {
+    for start in (0..tokens).step_by(ROWS) {
+        let rows = ROWS.min(tokens - start);
+        for (layer, of) in spec.layers.iter().enumerate() {
+            append(sequence, layer, of, start, rows).map_err(|source| ExecError::Kv { layer, source })?;
+        }
+        sequence.commit();
+    }
+    Ok(())
+}
+
+fn append(sequence: &mut Sequence, layer: usize, of: &LayerSpec, start: usize, rows: usize) -> Result<(), Error> {
+    match of {
+        LayerSpec::Kv(of) => {
+            let layout = of.layout;
+            let (k, v) = (values(rows * layout.kv_heads * layout.head_dim), values(rows * layout.kv_heads * layout.v_head_dim));
+            sequence.append(layer, start, &k, &v, rows)
+        }
+        LayerSpec::Recurrent(_) => sequence.advance(layer, start, rows).map(|_| ()),
+        LayerSpec::Stateless => Ok(()),
+    }
+}
+
+/// Numbers between -0.5 and 0.5.
+fn values(count: usize) -> Vec<f32> {
+    (0..count).map(|index| (index * 7919 % 1024) as f32 / 1024.0 - 0.5).collect()
+}
