@@ -6,6 +6,7 @@
 mod bench;
 mod ci;
 mod golden;
+mod memory;
 mod models;
 mod shell;
 mod test;
@@ -35,6 +36,8 @@ enum Chore {
     Models(models::Args),
     /// Write the golden data anew, with Python, in a virtual environment below `target/`.
     Golden(golden::Args),
+    /// The memory tests in their long form: plan, count and system on real models, in control groups, at great lengths.
+    Memory(memory::Args),
     /// Measure, and keep the record in `benches/runs/`.
     Bench(bench::Args),
 }
@@ -46,6 +49,7 @@ fn main() -> ExitCode {
         Chore::Ci => ci::run(),
         Chore::Models(args) => models::run(&args),
         Chore::Golden(args) => golden::run(&args),
+        Chore::Memory(args) => memory::run(&args),
         Chore::Bench(args) => bench::run(&args),
     };
     match outcome {

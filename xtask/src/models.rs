@@ -12,7 +12,7 @@ use crate::shell;
 pub(crate) const DEFAULT_MODEL: &str = "smollm2-135m";
 
 /// Every model that tests and benches may want, by short name.
-const MODELS: [&str; 2] = [DEFAULT_MODEL, "gemma3-270m"];
+pub(crate) const MODELS: [&str; 2] = [DEFAULT_MODEL, "gemma3-270m"];
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {

@@ -1,5 +1,15 @@
 //! Exit code 3: what does not fit is refused before it is tried, with the numbers that help.
 
+mod debug;
+#[cfg(target_os = "linux")]
+mod limit;
+#[cfg(target_os = "linux")]
+mod long;
+#[cfg(target_os = "linux")]
+mod outside;
+#[cfg(target_os = "linux")]
+mod watch;
+
 use crate::{
     Folder, golden,
     model_file::{ModelFile, Setting},

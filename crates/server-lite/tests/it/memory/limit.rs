@@ -1,0 +1,173 @@
+//! A control group of the budget and 64 MiB more: what was admitted completes there, and what was not guarded is killed.
+
+use super::long::expect_foreseen;
+use super::watch::{Group, models, program};
+use crate::{
+    Folder,
+    model_file::{ModelFile, Setting},
+    run,
+};
+use serde_json::Value;
+
+const MIB: u64 = 1 << 20;
+
+/// What the control group allows beyond the budget: the program's code, and what the kernel charges for it.
+const BESIDE_BYTES: u64 = 64 * MIB;
+
+/// A llama of one layer whose chunks take much more than its weights: 18 KiB a row.
+fn heavy() -> ModelFile {
+    let (hidden, ffn, vocab) = (256, 2_048, 16);
+    let keys = [
+        ("context_length", 8_192),
+        ("embedding_length", hidden),
+        ("block_count", 1),
+        ("feed_forward_length", ffn),
+        ("attention.head_count", 4),
+        ("attention.head_count_kv", 4),
+    ];
+    let keys = keys.map(|(key, value)| (format!("llama.{key}"), Setting::U32(u32::try_from(value).unwrap())));
+    let mut file = ModelFile { keys: keys.to_vec(), tensors: Vec::new() };
+    file.set("general.architecture", Setting::Text("llama".to_owned()));
+    file.set("llama.attention.layer_norm_rms_epsilon", Setting::F32(1e-5));
+    for (name, shape) in [
+        ("token_embd.weight", &[vocab, hidden][..]),
+        ("output_norm.weight", &[hidden]),
+        ("blk.0.attn_norm.weight", &[hidden]),
+        ("blk.0.ffn_norm.weight", &[hidden]),
+        ("blk.0.attn_q.weight", &[hidden, hidden]),
+        ("blk.0.attn_k.weight", &[hidden, hidden]),
+        ("blk.0.attn_v.weight", &[hidden, hidden]),
+        ("blk.0.attn_output.weight", &[hidden, hidden]),
+        ("blk.0.ffn_gate.weight", &[ffn, hidden]),
+        ("blk.0.ffn_up.weight", &[ffn, hidden]),
+        ("blk.0.ffn_down.weight", &[hidden, ffn]),
+    ] {
+        file.add(name, shape);
+    }
+    file
+}
+
+/// A prompt for a model, and how it is run.
+struct Prompt {
+    model: String,
+    ids: String,
+    tokens: usize,
+    kv_dtype: &'static str,
+}
+
+impl Prompt {
+    /// The tiny model, or the model that the long form names.
+    fn new(folder: &Folder) -> Self {
+        let (model, tokens, kv_dtype) = match models().into_iter().find(|path| path.to_string_lossy().contains("gemma")) {
+            Some(path) => (path.to_str().unwrap().to_owned(), 32_000, "bf16"),
+            None => (folder.file("heavy.gguf", heavy().bytes()), 6_000, "f32"),
+        };
+        let ids: Vec<u32> = (0..u32::try_from(tokens).unwrap()).map(|i| i * i % 13 + i % 3).collect();
+        Self { model, ids: folder.ids(&ids), tokens, kv_dtype }
+    }
+
+    fn args<'a>(&'a self, more: &[&'a str]) -> Vec<&'a str> {
+        let args = ["run", "-m", &*self.model, "--token-ids", &*self.ids, "-n", "1", "--json", "--threads", "2"];
+        args.into_iter().chain(["--kv-dtype", self.kv_dtype]).chain(more.iter().copied()).collect()
+    }
+
+    /// The plan of the whole prompt in chunks of `rows`, found without running it: all but one row are made up.
+    fn price(&self, rows: usize) -> u64 {
+        let (rows, made_up) = (rows.to_string(), (self.tokens - 1).to_string());
+        let args = self.args(&["--chunk", &rows, "--synthetic-kv", &made_up]);
+        let mut command = program(&args);
+        let json: Value = serde_json::from_slice(&command.output().unwrap().stdout).unwrap();
+        json["memory"]["planned_peak_bytes"].as_u64().unwrap()
+    }
+}
+
+fn rows(json: &Value) -> Vec<u64> {
+    json["chunks"].as_array().unwrap().iter().map(|chunk| chunk["rows"].as_u64().unwrap()).collect()
+}
+
+#[test]
+fn the_smallest_budget_that_fits_completes_in_a_group_of_that_size_and_an_unguarded_run_is_killed() {
+    let folder = Folder::new();
+    let prompt = Prompt::new(&folder);
+    // What is resident after load differs by some pages from run to run.
+    let budget_bytes = prompt.price(64) + MIB / 4;
+    let Some(group) = Group::new(budget_bytes + BESIDE_BYTES) else { return };
+    let budget = budget_bytes.to_string();
+    let watched = group.watch(&program(&prompt.args(&["--memory-budget", &budget])));
+    let mib = |bytes: u64| bytes as f64 / MIB as f64;
+    println!("budget {:.1} MiB: peak seen from outside {:.1} MiB", mib(budget_bytes), mib(watched.peak_anonymous_bytes));
+    assert_eq!((watched.signal, group.kills()), (None, 0), "{}", watched.ran.stderr);
+    let json = watched.ran.json();
+    assert_eq!(rows(&json).iter().sum::<u64>(), prompt.tokens as u64);
+    assert!(json["memory"]["planned_peak_bytes"].as_u64().unwrap() <= budget_bytes, "{}", json["memory"]);
+    expect_foreseen(json["chunks"].as_array().unwrap());
+
+    let whole = prompt.tokens.to_string();
+    let watched = group.watch(&program(&prompt.args(&["--guard", "off", "--chunk", &whole])));
+    println!("one chunk of {whole} rows without the guard: signal {:?}, {} kills", watched.signal, group.kills());
+    assert_eq!((watched.signal, group.kills()), (Some(9), 1), "{}", watched.ran.stderr);
+
+    // The same chunk with the guard on is refused, by the budget or by the machine.
+    for budget in [&*budget, "1TiB"] {
+        let watched = group.watch(&program(&prompt.args(&["--chunk", &whole, "--memory-budget", budget])));
+        assert_eq!((watched.signal, group.kills()), (None, 1), "budget {budget}");
+        watched.ran.fails(3);
+    }
+}
+
+#[test]
+fn budgets_stepped_down_give_smaller_chunks_and_the_same_logits_and_then_a_refusal() {
+    let folder = Folder::new();
+    let prompt = Prompt::new(&folder);
+    let (mut budget_bytes, floor_bytes) = (prompt.price(512) + MIB, prompt.price(64));
+    let (mut last_rows, mut hashes, mut refusals) = (u64::MAX, Vec::new(), 0);
+    while refusals < 2 {
+        let Some(group) = Group::new(budget_bytes + BESIDE_BYTES) else { return };
+        let budget = budget_bytes.to_string();
+        let watched = group.watch(&program(&prompt.args(&["--memory-budget", &budget])));
+        assert_eq!((watched.signal, group.kills()), (None, 0), "budget {budget}: {}", watched.ran.stderr);
+        if watched.ran.code == Some(3) {
+            assert!(budget_bytes < floor_bytes + MIB, "{budget} bytes were refused, {floor_bytes} are enough");
+            println!("budget {budget}: {}", watched.ran.fails(3).lines().next().unwrap());
+            refusals += 1;
+        } else {
+            assert_eq!(refusals, 0, "{budget} bytes fit, and more did not");
+            let json = watched.ran.json();
+            let rows = rows(&json)[0];
+            println!("budget {budget}: chunks of {rows} rows, {}", json["first_logits_sha256"]);
+            assert!(rows <= last_rows, "{rows} rows in less memory than {last_rows}");
+            expect_foreseen(json["chunks"].as_array().unwrap());
+            last_rows = rows;
+            hashes.push(json["first_logits_sha256"].clone());
+        }
+        budget_bytes = budget_bytes / 20 * 19;
+    }
+    assert!(hashes.len() >= 2 && hashes.iter().all(|hash| *hash == hashes[0]), "{hashes:?}");
+}
+
+#[test]
+fn a_machine_that_fills_up_in_the_middle_ends_the_run_with_numbers_and_no_kill() {
+    let folder = Folder::new();
+    let prompt = Prompt::new(&folder);
+    // The budget allows everything, and the group less than the prompt will take.
+    let Some(group) = Group::new(prompt.price(64) - 4 * MIB) else { return };
+    let watched = group.watch(&program(&prompt.args(&["--memory-budget", "1TiB"])));
+    assert_eq!((watched.signal, group.kills()), (None, 0), "{}", watched.ran.stderr);
+    let error = watched.ran.fails(3);
+    println!("{error}");
+    for part in ["the machine is full after ", " prompt tokens: ", " MiB, ", "cgroup v", "held here: weights ", "keys and values "] {
+        assert!(error.contains(part), "{part}: {error}");
+    }
+    assert!(error.contains("a context of ") || error.contains("no context fits"), "{error}");
+}
+
+#[test]
+fn made_up_keys_leave_a_row_to_compute() {
+    let folder = Folder::new();
+    let prompt = Prompt::new(&folder);
+    let error = run(prompt.args(&["--synthetic-kv", &prompt.tokens.to_string()])).fails(2);
+    assert!(error.contains("--synthetic-kv") && error.contains("the last is to be computed"), "{error}");
+    let out = folder.arg("logits");
+    let more = ["--synthetic-kv", "5", "--logits-out", &out, "--logit-rows", "all"];
+    assert!(run(prompt.args(&more)).fails(2).contains("--synthetic-kv"));
+}
