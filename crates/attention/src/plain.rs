@@ -30,20 +30,30 @@ fn operand(dtype: KvDtype, x: f32) -> f32 {
     }
 }
 
-/// Folds `probabilities` times the visible values of one block into `accumulated`, `[v_head_dim]`.
-pub(crate) fn fold_values(
-    layout: &KvLayout,
-    block: KvBlock<'_>,
-    kv_head: usize,
-    visible: Range<usize>,
-    probabilities: &[f32],
-    state: RowState,
-    accumulated: &mut [f32],
-) {
-    for (dim, out) in accumulated.iter_mut().enumerate() {
-        let value = |token| operand(layout.dtype, layout.v_element(block.v, kv_head, token, dim));
-        let sum = product(visible.clone(), |token| probabilities[token], value);
-        *out = out.mul_add(state.keep, sum * state.take);
+/// What the visible values of one block add to one row of one head.
+#[derive(Debug, Clone)]
+pub(crate) struct RowValues<'a> {
+    pub(crate) layout: &'a KvLayout,
+    pub(crate) block: KvBlock<'a>,
+    /// The KV head's place in the block.
+    pub(crate) head: usize,
+    pub(crate) visible: Range<usize>,
+    /// Probabilities of the block's tokens.
+    pub(crate) p: &'a [f32],
+}
+
+impl RowValues<'_> {
+    /// Element `dim` of the sum.
+    pub(crate) fn sum(&self, dim: usize) -> f32 {
+        let value = |token| operand(self.layout.dtype, self.layout.v_element(self.block.v, self.head, token, dim));
+        product(self.visible.clone(), |token| self.p[token], value)
+    }
+
+    /// Folds the sums into `accumulated`, `[v_head_dim]`.
+    pub(crate) fn fold(&self, state: RowState, accumulated: &mut [f32]) {
+        for (dim, out) in accumulated.iter_mut().enumerate() {
+            *out = out.mul_add(state.keep, self.sum(dim) * state.take);
+        }
     }
 }
 
@@ -93,7 +103,7 @@ pub(crate) fn row(
         let max = if block_max > state.max { block_max } else { state.max };
         let (keep, take) = (exp(state.max - max), exp(block_max - max));
         state = RowState { max, sum: state.sum.mul_add(keep, sum * take), keep, take };
-        fold_values(layout, block, kv_head, visible, &p, state, out);
+        RowValues { layout, block, head: kv_head, visible, p: &p }.fold(state, out);
     }
     let (mut keep, mut sum) = (1.0, state.sum);
     if let Some(sink) = sink {

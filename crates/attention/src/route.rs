@@ -3,7 +3,9 @@
 use crate::kernels::Scalar;
 #[cfg(target_arch = "x86_64")]
 use crate::kernels::{Amx, Avx2, Avx512};
-use crate::tile::{self, Plan};
+use crate::keys::Keys;
+use crate::plan::Plan;
+use crate::tile;
 use crate::view::check_axis;
 use crate::{Error, Isa, KvDtype, KvView};
 
@@ -26,6 +28,25 @@ pub struct AttnShape {
     pub kv_dtype: KvDtype,
     /// Keys each row sees, itself included; `None` sees all before it.
     pub window: Option<usize>,
+}
+
+impl AttnShape {
+    /// Refuses axes of no elements or of too many, KV heads that do not divide the query heads, and a window of no tokens.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let Self { heads, kv_heads, head_dim, v_head_dim, window, .. } = *self;
+        for (axis, length) in
+            [("heads", heads), ("kv_heads", kv_heads), ("head_dim", head_dim), ("v_head_dim", v_head_dim)]
+        {
+            check_axis(axis, length)?;
+        }
+        if !heads.is_multiple_of(kv_heads) {
+            return Err(Error::HeadGroups { heads, kv_heads });
+        }
+        match window {
+            Some(0) => Err(Error::Window { expected: window, actual: window }),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// What an attention layer adds to the plain formula.
@@ -147,24 +168,10 @@ impl Route {
         if shape.rows == 0 {
             return Ok(());
         }
-        let call = tile::Call { shape: &shape, q, view, start, params };
-        let missing = || Error::IsaUnavailable { isa: self.isa, best: Isa::detect() };
+        let call = tile::Call { shape: &shape, q, keys: Keys::Blocks(view), start, params, heads_first: false };
         match self.kind {
-            RouteKind::Reference => tile::run_plain(&call, out),
-            RouteKind::Tiled => {
-                let plan = Plan::new(&shape, self.threads);
-                match self.isa {
-                    Isa::Scalar => tile::run(Scalar, &plan, &call, out, scratch),
-                    #[cfg(target_arch = "x86_64")]
-                    Isa::Avx2 => tile::run(Avx2::detect().ok_or_else(missing)?, &plan, &call, out, scratch),
-                    #[cfg(target_arch = "x86_64")]
-                    Isa::Avx512 => tile::run(Avx512::detect().ok_or_else(missing)?, &plan, &call, out, scratch),
-                    #[cfg(target_arch = "x86_64")]
-                    Isa::Amx => tile::run(Amx::detect().ok_or_else(missing)?, &plan, &call, out, scratch),
-                    #[cfg(not(target_arch = "x86_64"))]
-                    Isa::Avx2 | Isa::Avx512 | Isa::Amx => return Err(missing()),
-                }
-            }
+            RouteKind::Reference => tile::run_plain(&call, view, out),
+            RouteKind::Tiled => run_on(self.isa, &Plan::new(&shape, self.threads), &call, out, scratch)?,
         }
         Ok(())
     }
@@ -178,15 +185,8 @@ impl Route {
         params: &AttnParams<'_>,
         out: &[f32],
     ) -> Result<AttnShape, Error> {
+        self.shape.check()?;
         let AttnShape { heads, kv_heads, head_dim, v_head_dim, window, .. } = self.shape;
-        for (axis, length) in
-            [("heads", heads), ("kv_heads", kv_heads), ("head_dim", head_dim), ("v_head_dim", v_head_dim)]
-        {
-            check_axis(axis, length)?;
-        }
-        if !heads.is_multiple_of(kv_heads) {
-            return Err(Error::HeadGroups { heads, kv_heads });
-        }
         let layout = view.layout();
         for (field, expected, actual) in [
             ("kv_heads", kv_heads, layout.kv_heads),
@@ -200,7 +200,7 @@ impl Route {
         if layout.dtype != self.shape.kv_dtype {
             return Err(Error::DtypeMismatch { expected: self.shape.kv_dtype, actual: layout.dtype });
         }
-        if params.window != window || window == Some(0) {
+        if params.window != window {
             return Err(Error::Window { expected: window, actual: params.window });
         }
         if let Some(sinks) = params.sinks
@@ -227,4 +227,30 @@ impl Route {
         }
         Ok(AttnShape { rows, kv_len, ..self.shape })
     }
+}
+
+/// Runs a checked call on an instruction set.
+///
+/// # Errors
+/// [`Error::IsaUnavailable`].
+pub(crate) fn run_on(
+    isa: Isa,
+    plan: &Plan,
+    call: &tile::Call<'_>,
+    out: &mut [f32],
+    scratch: &mut [u8],
+) -> Result<(), Error> {
+    let missing = || Error::IsaUnavailable { isa, best: Isa::detect() };
+    match isa {
+        Isa::Scalar => tile::run(Scalar, plan, call, out, scratch),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => tile::run(Avx2::detect().ok_or_else(missing)?, plan, call, out, scratch),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => tile::run(Avx512::detect().ok_or_else(missing)?, plan, call, out, scratch),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Amx => tile::run(Amx::detect().ok_or_else(missing)?, plan, call, out, scratch),
+        #[cfg(not(target_arch = "x86_64"))]
+        Isa::Avx2 | Isa::Avx512 | Isa::Amx => return Err(missing()),
+    }
+    Ok(())
 }

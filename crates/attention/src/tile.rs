@@ -8,117 +8,70 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::kernels::{Kernels, Operand, PANEL, RowState, Rows, RowsOut, Softmax};
+use crate::keys::Keys;
+use crate::plain::RowValues;
+use crate::plan::Plan;
 use crate::{AttnParams, AttnShape, KV_BLOCK_TOKENS, KvBlock, KvDtype, KvLayout, KvView, plain};
 
-/// From this many rows in a tile on, a 16-bit block is unpacked to f32 once for all of them.
-const UNPACK_ROWS: usize = 16;
-
-/// f32 values of which a slice of scratch holds a whole number: 64 bytes.
-const ALIGN: usize = 16;
+/// Rows of a tile that is cut by the diagonal or the window go so many at a time: hidden tokens cost little, registers are full.
+const CUT_ROWS: usize = 12;
 
 /// One call, checked.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Call<'a> {
     pub(crate) shape: &'a AttnShape,
     pub(crate) q: &'a [f32],
-    pub(crate) view: &'a KvView<'a>,
+    pub(crate) keys: Keys<'a>,
     pub(crate) start: usize,
     pub(crate) params: &'a AttnParams<'a>,
+    /// Whether `q` and the output are `[heads, rows, ..]` instead of `[rows, heads, ..]`.
+    pub(crate) heads_first: bool,
 }
 
-/// How a shape is cut into tiles, and the scratch of one task.
-#[derive(Debug, Clone)]
-pub(crate) struct Plan {
-    group_size: usize,
-    /// Rows of a KV head's axis.
-    axis_rows: usize,
-    tile_rows: usize,
-    tiles: usize,
-    tasks: usize,
-    unpack: bool,
-    head_dim: usize,
-    /// `v_head_dim` in whole panels.
-    v_columns: usize,
-}
-
-impl Plan {
-    pub(crate) fn new(shape: &AttnShape, threads: usize) -> Self {
-        let group_size = shape.heads.checked_div(shape.kv_heads).unwrap_or(0);
-        let axis_rows = shape.rows * group_size;
-        // The tile's queries, outputs and probabilities stay in a 512 KiB second-level cache beside the unpacked block.
-        let most = if shape.head_dim + shape.v_head_dim <= 256 { 96 } else { 48 };
-        let tile_rows = axis_rows.clamp(1, most);
-        let tiles = axis_rows.div_ceil(tile_rows);
-        Self {
-            group_size,
-            axis_rows,
-            tile_rows,
-            tiles,
-            tasks: threads.min(tiles * shape.kv_heads).max(1),
-            unpack: shape.kv_dtype != KvDtype::F32 && tile_rows >= UNPACK_ROWS,
-            head_dim: shape.head_dim,
-            v_columns: shape.v_head_dim.next_multiple_of(PANEL),
-        }
-    }
-
-    pub(crate) const fn unpacks(&self) -> bool {
-        self.unpack
-    }
-
-    /// Scratch of all tasks.
-    pub(crate) fn bytes(&self) -> u64 {
-        (self.task_floats() * self.tasks * size_of::<f32>()) as u64
-    }
-
-    /// Lengths, in f32, of the parts of one task's scratch: K panels, V panels, queries, probabilities, outputs, states.
-    fn parts(&self) -> [usize; 6] {
-        let panels = if self.unpack { KV_BLOCK_TOKENS } else { 0 };
-        [
-            self.head_dim * panels,
-            self.v_columns * panels,
-            self.tile_rows * self.head_dim,
-            self.tile_rows * KV_BLOCK_TOKENS,
-            self.tile_rows * self.v_columns,
-            self.tile_rows * (size_of::<RowState>() / size_of::<f32>()),
-        ]
-        .map(|len| len.next_multiple_of(ALIGN))
-    }
-
-    fn task_floats(&self) -> usize {
-        self.parts().iter().sum()
+impl Call<'_> {
+    /// Index of a row of a head among all of `q` or of the output.
+    fn index(&self, row: usize, head: usize) -> usize {
+        if self.heads_first { head * self.shape.rows + row } else { row * self.shape.heads + head }
     }
 }
 
-/// One task's scratch.
-struct Scratch<'a> {
+/// Where one task computes a block.
+pub(crate) struct Bench<'a> {
+    packed: &'a mut [f32],
     k: &'a mut [f32],
     v: &'a mut [f32],
-    q: &'a mut [f32],
-    p: &'a mut [f32],
-    o: &'a mut [f32],
-    states: &'a mut [RowState],
+    pub(crate) p: &'a mut [f32],
 }
 
-impl<'a> Scratch<'a> {
-    fn new(plan: &Plan, mut floats: &'a mut [f32]) -> Self {
-        let [k, v, q, p, o, states] = plan.parts().map(|len| {
-            let part;
-            (part, floats) = std::mem::take(&mut floats).split_at_mut(len);
-            part
-        });
-        Self { k, v, q, p, o, states: bytemuck::cast_slice_mut(states) }
-    }
+/// What a tile has of its rows.
+pub(crate) struct TileRows<'a> {
+    pub(crate) q: &'a mut [f32],
+    pub(crate) o: &'a mut [f32],
+    pub(crate) states: &'a mut [RowState],
+}
+
+/// Cuts the scratch of one task.
+pub(crate) fn scratch<'a>(plan: &Plan, mut floats: &'a mut [f32]) -> (Bench<'a>, TileRows<'a>) {
+    let [packed, k, v, q, p, o, states] = plan.parts().map(|len| {
+        let part;
+        (part, floats) = std::mem::take(&mut floats).split_at_mut(len);
+        part
+    });
+    (Bench { packed, k, v, p }, TileRows { q, o, states: bytemuck::cast_slice_mut(states) })
 }
 
 /// Runs the call with tiles.
 pub(crate) fn run<K: Kernels>(kernels: K, plan: &Plan, call: &Call<'_>, out: &mut [f32], scratch: &mut [u8]) {
+    let out = RowsOut::new(out);
+    if plan.split {
+        return crate::split::run(kernels, plan, call, out, bytemuck::cast_slice_mut(scratch));
+    }
     let floats: &mut [f32] =
         bytemuck::cast_slice_mut(&mut scratch[..plan.task_floats() * plan.tasks * size_of::<f32>()]);
-    let out = RowsOut::new(out);
     let items = plan.tiles * call.shape.kv_heads;
     let next = AtomicUsize::new(0);
     let work = |floats: &mut [f32]| {
-        let mut scratch = Scratch::new(plan, floats);
+        let (mut bench, mut rows) = self::scratch(plan, floats);
         loop {
             let item = next.fetch_add(1, Ordering::Relaxed);
             if item >= items {
@@ -126,69 +79,98 @@ pub(crate) fn run<K: Kernels>(kernels: K, plan: &Plan, call: &Call<'_>, out: &mu
             }
             // Late tiles see the most keys: longest work first.
             let tile = plan.tiles - 1 - item / call.shape.kv_heads;
-            let rows = tile * plan.tile_rows..((tile + 1) * plan.tile_rows).min(plan.axis_rows);
-            Tile { kernels, plan, call, kv_head: item % call.shape.kv_heads, rows }.run(&mut scratch, out);
+            let range = tile * plan.tile_rows..((tile + 1) * plan.tile_rows).min(plan.axis_rows);
+            let tile = Tile { kernels, plan, call, kv_head: item % call.shape.kv_heads, rows: range };
+            tile.start(&mut rows);
+            for index in tile.blocks() {
+                tile.fold_block(index, &mut bench, &mut rows);
+            }
+            tile.finish(&rows, out);
         }
     };
-    let (first, others) = floats.split_at_mut(plan.task_floats());
+    in_tasks(floats, plan.task_floats(), work);
+}
+
+/// Runs `work` in one task for each `len` of the scratch, the first in this thread.
+pub(crate) fn in_tasks(floats: &mut [f32], len: usize, work: impl Fn(&mut [f32]) + Sync) {
+    let (first, others) = floats.split_at_mut(len);
     if others.is_empty() {
         return work(first);
     }
     rayon::in_place_scope(|scope| {
-        for floats in others.chunks_exact_mut(plan.task_floats()) {
-            scope.spawn(|_| work(floats));
+        for floats in others.chunks_exact_mut(len) {
+            let work = &work;
+            scope.spawn(move |_| work(floats));
         }
         work(first);
     });
 }
 
 /// Runs the call by the definition.
-pub(crate) fn run_plain(call: &Call<'_>, out: &mut [f32]) {
+pub(crate) fn run_plain(call: &Call<'_>, view: &KvView<'_>, out: &mut [f32]) {
     let AttnShape { heads, kv_heads, head_dim, v_head_dim, .. } = *call.shape;
     for (i, (q, out)) in call.q.chunks_exact(head_dim).zip(out.chunks_exact_mut(v_head_dim)).enumerate() {
         let (row, head) = (i / heads, i % heads);
         let sink = call.params.sinks.map(|sinks| sinks[head]);
-        plain::row(q, call.view, head / (heads / kv_heads), call.start + row, call.params, sink, out);
+        plain::row(q, view, head / (heads / kv_heads), call.start + row, call.params, sink, out);
     }
 }
 
 /// One work item.
-struct Tile<'a, K> {
-    kernels: K,
-    plan: &'a Plan,
-    call: &'a Call<'a>,
-    kv_head: usize,
+pub(crate) struct Tile<'a, K> {
+    pub(crate) kernels: K,
+    pub(crate) plan: &'a Plan,
+    pub(crate) call: &'a Call<'a>,
+    pub(crate) kv_head: usize,
     /// Rows of the KV head's axis.
-    rows: Range<usize>,
+    pub(crate) rows: Range<usize>,
+}
+
+/// A block that some of a tile's rows see: which rows, and where its values are.
+struct Seen<'b> {
+    block: KvBlock<'b>,
+    head: usize,
+    first: usize,
+    last: usize,
+    /// Tokens that any of the rows sees.
+    tokens: Range<usize>,
+    /// Whether all of the rows see all tokens.
+    whole: bool,
 }
 
 impl<K: Kernels> Tile<'_, K> {
-    fn run(&self, scratch: &mut Scratch<'_>, out: RowsOut<'_>) {
+    /// Takes the queries and clears outputs and states.
+    pub(crate) fn start(&self, to: &mut TileRows<'_>) {
         let shape = self.call.shape;
         let count = self.rows.len();
-        for (r, to) in scratch.q.chunks_exact_mut(shape.head_dim).take(count).enumerate() {
-            let from = &self.call.q[self.row_of_call(r) * shape.head_dim..][..shape.head_dim];
+        for (r, to) in to.q.chunks_exact_mut(shape.head_dim).take(count).enumerate() {
+            let from = &self.call.q[self.row_of_call(r).0 * shape.head_dim..][..shape.head_dim];
             if shape.kv_dtype == KvDtype::F32 {
                 to.copy_from_slice(from);
             } else {
                 self.kernels.round(from, to);
             }
         }
-        scratch.o[..count * self.plan.v_columns].fill(0.0);
-        scratch.states[..count].fill(RowState::EMPTY);
+        to.o[..count * self.plan.v_columns].fill(0.0);
+        to.states[..count].fill(RowState::EMPTY);
+    }
 
+    /// The KV blocks that the tile's rows see.
+    pub(crate) fn blocks(&self) -> Range<usize> {
         let first_key = self.call.params.window.map_or(0, |window| (self.position(0) + 1).saturating_sub(window));
-        for index in first_key / KV_BLOCK_TOKENS..=self.position(count - 1) / KV_BLOCK_TOKENS {
-            self.fold_block(index, scratch);
-        }
+        first_key / KV_BLOCK_TOKENS..self.position(self.rows.len() - 1) / KV_BLOCK_TOKENS + 1
+    }
 
-        for r in 0..count {
-            let row = self.row_of_call(r);
-            let sink = self.call.params.sinks.map(|sinks| sinks[row % shape.heads]);
+    /// Writes the results.
+    pub(crate) fn finish(&self, from: &TileRows<'_>, out: RowsOut<'_>) {
+        let shape = self.call.shape;
+        for r in 0..self.rows.len() {
+            let (row, head) = self.row_of_call(r);
+            let sink = self.call.params.sinks.map(|sinks| sinks[head]);
             // SAFETY: each row of each head belongs to one tile of one KV head, and no range outlives this iteration.
             let out = unsafe { out.range(row * shape.v_head_dim, shape.v_head_dim) };
-            let accumulated = &scratch.o[r * self.plan.v_columns..][..shape.v_head_dim];
-            self.kernels.finish(accumulated, scratch.states[r], sink, out);
+            let accumulated = &from.o[r * self.plan.v_columns..][..shape.v_head_dim];
+            self.kernels.finish(accumulated, from.states[r], sink, out);
         }
     }
 
@@ -197,17 +179,45 @@ impl<K: Kernels> Tile<'_, K> {
         self.call.start + (self.rows.start + r) / self.plan.group_size
     }
 
-    /// Index of the tile's row `r` in `[rows, heads]`.
-    fn row_of_call(&self, r: usize) -> usize {
+    /// Index of the tile's row `r` among all rows of all heads of the call, and its head.
+    fn row_of_call(&self, r: usize) -> (usize, usize) {
         let r = self.rows.start + r;
         let group_size = self.plan.group_size;
-        r / group_size * self.call.shape.heads + self.kv_head * group_size + r % group_size
+        let head = self.kv_head * group_size + r % group_size;
+        (self.call.index(r / group_size, head), head)
     }
 
-    fn fold_block(&self, index: usize, scratch: &mut Scratch<'_>) {
-        let layout = self.call.view.layout();
-        let block = self.call.view.block(index);
-        let visible = |r| plain::visible(self.position(r), self.call.params.window, index * KV_BLOCK_TOKENS);
+    /// The tokens of a block that the tile's row `r` sees.
+    pub(crate) fn visible(&self, r: usize, index: usize) -> Range<usize> {
+        plain::visible(self.position(r), self.call.params.window, index * KV_BLOCK_TOKENS)
+    }
+
+    /// Folds a block into the outputs of the rows that see any of it.
+    fn fold_block(&self, index: usize, bench: &mut Bench<'_>, rows: &mut TileRows<'_>) {
+        let columns = self.plan.v_columns;
+        self.block(index, bench, rows.q, rows.states, |range, states, how| match how {
+            Values::Product { p, values, k, columns: width } => {
+                let o = &mut rows.o[range.start * columns..];
+                self.kernels.product_fold(p, values, k, width, states, o, columns);
+            }
+            Values::Row(values) => {
+                values.fold(states[0], &mut rows.o[range.start * columns..][..values.layout.v_head_dim])
+            }
+        });
+    }
+
+    /// Takes a block's scores into the states of the rows that see any of it, and hands what their values add to `add`: rows of the tile,
+    /// their states, and the product.
+    pub(crate) fn block(
+        &self,
+        index: usize,
+        bench: &mut Bench<'_>,
+        q: &[f32],
+        states: &mut [RowState],
+        mut add: impl FnMut(Range<usize>, &[RowState], Values<'_>),
+    ) {
+        let layout = self.call.keys.layout();
+        let visible = |r| self.visible(r, index);
         // The rows that see any of the block are neighbours: positions only grow.
         let count = self.rows.len();
         let first = (0..count).find(|&r| !visible(r).is_empty()).unwrap_or(count);
@@ -215,79 +225,99 @@ impl<K: Kernels> Tile<'_, K> {
         if first == last {
             return;
         }
-        let all = visible(first).start.min(visible(last - 1).start)..visible(last - 1).end.max(visible(first).end);
+        let tokens = visible(first).start.min(visible(last - 1).start)..visible(last - 1).end.max(visible(first).end);
         let whole = |r| visible(r) == (0..KV_BLOCK_TOKENS);
         let whole = whole(first) && whole(last - 1);
+        let (block, head) = self.call.keys.block(index, self.kv_head, bench.packed);
+        let seen = Seen { block, head, first, last, tokens, whole };
 
-        let (keys, values) = self.operands(layout, block);
-        let keys = self.unpacked(keys, layout.head_dim, KV_BLOCK_TOKENS, layout.head_dim, scratch.k);
-        // Columns that only hidden tokens would fill are left out; there are none in a block that all rows see whole.
-        let width = if whole { KV_BLOCK_TOKENS } else { PANEL };
-        for columns in (0..KV_BLOCK_TOKENS).step_by(width).map(|c| c..c + width) {
-            let sees = |r: &usize| {
-                let visible = visible(*r);
-                visible.start < columns.end && columns.start < visible.end
-            };
-            let from = if whole { first } else { (first..last).find(sees).unwrap_or(last) };
-            let to = if whole { last } else { (from..last).rev().find(sees).map_or(from, |r| r + 1) };
-            let q = Rows { data: &scratch.q[from * layout.head_dim..], stride: layout.head_dim, rows: to - from };
-            let p = &mut scratch.p[from * KV_BLOCK_TOKENS..];
-            self.kernels.product(q, keys, 0..layout.head_dim, columns, p, KV_BLOCK_TOKENS);
-        }
-
+        self.scores(index, &layout, &seen, (bench.k, bench.p), q);
         let how = Softmax {
             scale: self.call.params.scale,
             softcap: self.call.params.softcap,
             bf16: layout.dtype != KvDtype::F32,
         };
-        for r in first..last {
-            let scores = &mut scratch.p[r * KV_BLOCK_TOKENS..][..KV_BLOCK_TOKENS];
-            self.kernels.softmax(scores, visible(r), &how, &mut scratch.states[r]);
-        }
+        self.probabilities(index, &seen, bench.p, states, &how);
+        self.values(index, &layout, &seen, (bench.v, bench.p), states, &mut add);
+    }
 
-        if !whole && !all_finite(layout, block, self.kv_head, all.clone()) {
+    fn scores(&self, index: usize, layout: &KvLayout, seen: &Seen<'_>, (k, p): (&mut [f32], &mut [f32]), q: &[f32]) {
+        let &Seen { first, last, whole, .. } = seen;
+        let keys = operand(layout, seen.block.k, seen.head, layout.k_head_elements(), KV_BLOCK_TOKENS);
+        let keys = self.unpacked(keys, layout.head_dim, KV_BLOCK_TOKENS, layout.head_dim, k);
+        // Columns that only hidden tokens would fill are left out; there are none in a block that all rows see whole.
+        let width = if whole { KV_BLOCK_TOKENS } else { PANEL };
+        for columns in (0..KV_BLOCK_TOKENS).step_by(width).map(|c| c..c + width) {
+            let sees = |r: &usize| {
+                let visible = self.visible(*r, index);
+                visible.start < columns.end && columns.start < visible.end
+            };
+            let from = if whole { first } else { (first..last).find(sees).unwrap_or(last) };
+            let to = if whole { last } else { (from..last).rev().find(sees).map_or(from, |r| r + 1) };
+            let q = Rows { data: &q[from * layout.head_dim..], stride: layout.head_dim, rows: to - from };
+            let p = &mut p[from * KV_BLOCK_TOKENS..];
+            self.kernels.product(q, keys, 0..layout.head_dim, columns, p, KV_BLOCK_TOKENS);
+        }
+    }
+
+    fn probabilities(&self, index: usize, seen: &Seen<'_>, p: &mut [f32], states: &mut [RowState], how: &Softmax) {
+        /// Rows between two looks at the next block.
+        const ROWS: usize = 16;
+        let next = index + 1;
+        let next =
+            if next < self.blocks().end { self.call.keys.stored(next, self.kv_head) } else { [[].as_slice(); 2] };
+        // A little of the next block at a time, while it takes its time to come.
+        let turns = (seen.last - seen.first).div_ceil(ROWS);
+        let mut next = next.map(|bytes| bytes.chunks((bytes.len() / turns).next_multiple_of(64).max(64)));
+        for first in (seen.first..seen.last).step_by(ROWS) {
+            let rows = first..(first + ROWS).min(seen.last);
+            let scores = &mut p[rows.start * KV_BLOCK_TOKENS..rows.end * KV_BLOCK_TOKENS];
+            if seen.whole {
+                self.kernels.softmax_whole(scores, how, &mut states[rows]);
+            } else {
+                for (r, scores) in rows.zip(scores.chunks_exact_mut(KV_BLOCK_TOKENS)) {
+                    self.kernels.softmax(scores, self.visible(r, index), how, &mut states[r]);
+                }
+            }
+            for bytes in next.iter_mut().filter_map(Iterator::next) {
+                self.kernels.prefetch(bytes);
+            }
+        }
+    }
+
+    fn values(
+        &self,
+        index: usize,
+        layout: &KvLayout,
+        seen: &Seen<'_>,
+        (v, p): (&mut [f32], &[f32]),
+        states: &[RowState],
+        add: &mut impl FnMut(Range<usize>, &[RowState], Values<'_>),
+    ) {
+        let &Seen { block, head, first, last, ref tokens, whole } = seen;
+        let visible = |r| self.visible(r, index);
+        if !whole && !all_finite(layout, block, head, tokens.clone()) {
             // A hidden token's 0 times infinity would be NaN: take each row's own tokens only.
             for r in first..last {
-                let p = &scratch.p[r * KV_BLOCK_TOKENS..][..KV_BLOCK_TOKENS];
-                let o = &mut scratch.o[r * self.plan.v_columns..][..layout.v_head_dim];
-                plain::fold_values(layout, block, self.kv_head, visible(r), p, scratch.states[r], o);
+                let p = &p[r * KV_BLOCK_TOKENS..][..KV_BLOCK_TOKENS];
+                let values = RowValues { layout, block, head, visible: visible(r), p };
+                add(r..r + 1, &states[r..=r], Values::Row(values));
             }
             return;
         }
-        let (values, columns) = match self.unpacked(values, all.end, layout.v_head_dim, KV_BLOCK_TOKENS, scratch.v) {
+        let values = operand(layout, block.v, head, layout.v_head_elements(), layout.v_head_dim);
+        let (values, columns) = match self.unpacked(values, tokens.end, layout.v_head_dim, KV_BLOCK_TOKENS, v) {
             panels @ Operand::Panels { .. } => (panels, self.plan.v_columns),
             direct => (direct, layout.v_head_dim),
         };
-        // A tile that is cut by the diagonal or the window goes a few rows at a time, so that hidden tokens cost little.
-        let step = if whole { last - first } else { 3 };
+        let step = if whole { last - first } else { CUT_ROWS };
         for from in (first..last).step_by(step) {
             let to = (from + step).min(last);
             let k_start = visible(from).start.min(visible(to - 1).start);
             let k_end = visible(from).end.max(visible(to - 1).end);
-            let p = Rows { data: &scratch.p[from * KV_BLOCK_TOKENS..], stride: KV_BLOCK_TOKENS, rows: to - from };
-            let o = &mut scratch.o[from * self.plan.v_columns..];
+            let p = Rows { data: &p[from * KV_BLOCK_TOKENS..], stride: KV_BLOCK_TOKENS, rows: to - from };
             let k = k_start - k_start % 2..k_end;
-            self.kernels.product_fold(p, values, k, columns, &scratch.states[from..to], o, self.plan.v_columns);
-        }
-    }
-
-    /// This head's keys `[head_dim, 64]` and values `[64, v_head_dim]`, as stored.
-    fn operands<'b>(&self, layout: &KvLayout, block: KvBlock<'b>) -> (Operand<'b>, Operand<'b>) {
-        let (k_len, v_len) = (layout.k_head_elements(), layout.v_head_elements());
-        let (k, v) = (KV_BLOCK_TOKENS, layout.v_head_dim);
-        match layout.dtype {
-            KvDtype::F32 => (
-                Operand::F32 { data: head(block.k, self.kv_head, k_len), stride: k },
-                Operand::F32 { data: head(block.v, self.kv_head, v_len), stride: v },
-            ),
-            KvDtype::F16 => (
-                Operand::F16 { data: head(block.k, self.kv_head, k_len / 2), stride: k },
-                Operand::F16 { data: head(block.v, self.kv_head, v_len / 2), stride: v },
-            ),
-            KvDtype::Bf16 => (
-                Operand::Bf16 { data: head(block.k, self.kv_head, k_len / 2), stride: k },
-                Operand::Bf16 { data: head(block.v, self.kv_head, v_len / 2), stride: v },
-            ),
+            add(from..to, &states[from..to], Values::Product { p, values, k, columns });
         }
     }
 
@@ -300,12 +330,29 @@ impl<K: Kernels> Tile<'_, K> {
         panel_k: usize,
         panels: &'b mut [f32],
     ) -> Operand<'b> {
-        if !self.plan.unpack || self.kernels.reads_pairs(self.call.view.layout()) {
+        if !self.plan.unpack || self.kernels.reads_pairs(&self.call.keys.layout()) {
             return operand;
         }
         let panels = &mut panels[..columns.next_multiple_of(PANEL) * panel_k];
         self.kernels.unpack(operand, k, columns, panel_k, panels);
         Operand::Panels { data: panels, k: panel_k }
+    }
+}
+
+/// What the values of a block add to some rows.
+pub(crate) enum Values<'a> {
+    /// `p` times `values`.
+    Product { p: Rows<'a>, values: Operand<'a>, k: Range<usize>, columns: usize },
+    /// Those of the tokens that one row sees, by the definition.
+    Row(RowValues<'a>),
+}
+
+/// One head's part of a block as stored, `[k, stride]`.
+fn operand<'b>(layout: &KvLayout, bytes: &'b [u8], at: usize, len: usize, stride: usize) -> Operand<'b> {
+    match layout.dtype {
+        KvDtype::F32 => Operand::F32 { data: head(bytes, at, len), stride },
+        KvDtype::F16 => Operand::F16 { data: head(bytes, at, len / 2), stride },
+        KvDtype::Bf16 => Operand::Bf16 { data: head(bytes, at, len / 2), stride },
     }
 }
 

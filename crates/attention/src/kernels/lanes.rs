@@ -18,6 +18,12 @@ pub(crate) trait Values: Copy {
     fn with_sign_of(self, sign: Self) -> Self;
     /// `2^(n - 1)` where `self` is `n + 1.5 * 2^23` and `n` is -125 to 128.
     fn half_power_of_two(self) -> Self;
+    /// `self * 2^n` where `n` is an integer of -125 to 128, `shifted` is `n + 1.5 * 2^23`, and the result is no denormal.
+    #[inline(always)]
+    fn times_power_of_two(self, _n: Self, shifted: Self) -> Self {
+        // Two factors: 2^128 itself is no f32, and results up to it are.
+        self.plus(self).times(shifted.half_power_of_two())
+    }
     /// [`super::bf16_operand`] of each value.
     fn bf16_operand(self) -> Self;
     /// As `bf16_operand`, for values that are not negative; a NaN may become anything.

@@ -17,7 +17,8 @@ mod x86_64;
 
 use std::ops::Range;
 
-use crate::{Isa, KvLayout};
+use crate::math::exp_unbounded;
+use crate::{Isa, KV_BLOCK_TOKENS, KvLayout};
 pub(crate) use lanes::Values;
 pub(crate) use rows_out::RowsOut;
 pub(crate) use scalar::Scalar;
@@ -120,6 +121,19 @@ pub(crate) struct RowState {
 
 impl RowState {
     pub(crate) const EMPTY: Self = Self { max: f32::NEG_INFINITY, sum: 0.0, keep: 0.0, take: 0.0 };
+
+    /// Takes in a block of which the largest score and the sum of the probabilities are known.
+    #[inline(always)]
+    pub(crate) fn fold(&mut self, block_max: f32, sum: f32) {
+        // One of the two differences is 0, and exp(0) is 1. The first block has keep = exp(-inf) = 0: a copy, bit for bit.
+        if block_max > self.max {
+            (self.keep, self.take) = (exp_unbounded(self.max - block_max), 1.0);
+            self.max = block_max;
+        } else {
+            (self.keep, self.take) = (1.0, exp_unbounded(block_max - self.max));
+        }
+        self.sum = self.sum.fma(self.keep, sum * self.take);
+    }
 }
 
 /// One instruction set. Every method gives the same bits in every implementation.
@@ -155,8 +169,23 @@ pub(crate) trait Kernels: Copy + Send + Sync {
         out_stride: usize,
     );
 
+    /// Folds one row's product, made by `product`, into a running output, as `product_fold` does.
+    fn fold(self, product: &[f32], state: RowState, out: &mut [f32]) {
+        rows::fold_plain(product, state, out);
+    }
+
+    /// Asks for bytes that are read soon.
+    fn prefetch(self, _bytes: &[u8]) {}
+
     /// Turns the scores of one block into probabilities in place and updates the row's state; tokens outside `visible` become 0.
     fn softmax(self, scores: &mut [f32], visible: Range<usize>, how: &Softmax, state: &mut RowState);
+
+    /// As `softmax`, for rows that see the whole block: `scores` is `[rows][64]`, with one state for each row.
+    fn softmax_whole(self, scores: &mut [f32], how: &Softmax, states: &mut [RowState]) {
+        for (scores, state) in scores.chunks_exact_mut(KV_BLOCK_TOKENS).zip(states) {
+            self.softmax(scores, 0..KV_BLOCK_TOKENS, how, state);
+        }
+    }
 
     /// Unpacks 16-bit pairs `[pairs][columns][2]` into panels; the columns after the last are zero.
     ///

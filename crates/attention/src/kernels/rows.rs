@@ -70,14 +70,16 @@ fn softmax_of<L: Lanes, const WHOLE: bool, const BF16: bool>(
         // One NaN makes the row's product NaN throughout; rounding did not take care of it.
         scores[visible.start] = f32::NAN;
     }
-    // One of the two differences is 0, and exp(0) is 1. The first block has keep = exp(-inf) = 0: a copy, bit for bit.
-    if block_max > state.max {
-        (state.keep, state.take) = (exp_unbounded(state.max - block_max), 1.0);
-        state.max = block_max;
-    } else {
-        (state.keep, state.take) = (1.0, exp_unbounded(block_max - state.max));
+    state.fold(block_max, sum);
+}
+
+/// `out = fma(out, keep, product * take)`, element by element.
+#[inline(always)]
+pub(super) fn fold_plain(product: &[f32], state: RowState, out: &mut [f32]) {
+    assert_eq!(product.len(), out.len(), "row lengths");
+    for (out, x) in out.iter_mut().zip(product) {
+        *out = out.fma(state.keep, x * state.take);
     }
-    state.sum = state.sum.fma(state.keep, sum * state.take);
 }
 
 /// Replaces the lanes of tokens outside `visible`; `token` is the first lane's.

@@ -195,6 +195,15 @@ impl Kernels for Avx2 {
         with_features!(<> (a: Rows<'_>, b: Operand<'_>, k: Range<usize>, columns: usize, states: &[RowState], out: &mut [f32], out_stride: usize),
             product::product_fold::<Register>)
     }
+    fn fold(self, product: &[f32], state: RowState, out: &mut [f32]) {
+        with_features!(<> (product: &[f32], state: RowState, out: &mut [f32]), rows::fold_plain)
+    }
+    fn prefetch(self, bytes: &[u8]) {
+        for line in bytes.chunks(64) {
+            // SAFETY: every x86-64 CPU has SSE; a prefetch reads nothing that a program can see.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) };
+        }
+    }
     fn softmax(self, scores: &mut [f32], visible: Range<usize>, how: &Softmax, state: &mut RowState) {
         with_features!(<> (scores: &mut [f32], visible: Range<usize>, how: &Softmax, state: &mut RowState), rows::softmax::<Register>)
     }

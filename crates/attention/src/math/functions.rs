@@ -78,8 +78,7 @@ pub(crate) fn exp_unbounded<V: Values>(x: V) -> V {
     // (e^r - 1 - r) / r^2 on |r| <= ln(2) / 2.
     let p = polynomial(r, [0.5, 0.166_665_76, 0.041_666_467, 0.008_363_18, 0.001_393_365_1]);
     let y = r.times(r).fma(p, r).plus(V::splat(1.0));
-    // Two factors: 2^128 itself is no f32, and results up to it are.
-    let y = y.plus(y).times(shifted.half_power_of_two());
+    let y = y.times_power_of_two(n, shifted);
     x.if_less(V::splat(LOWEST), V::splat(0.0), y)
 }
 

@@ -5,4 +5,6 @@ mod bits;
 mod oracle;
 mod routes;
 mod support;
+#[cfg(feature = "candle")]
+mod tensors;
 mod views;

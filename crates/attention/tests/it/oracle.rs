@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use crate::support::{Case, Data, best, cases};
 
 /// Keys and values as the format stores them, queries as its products read them.
-fn stored(case: &Case, mut data: Data) -> Data {
+pub(crate) fn stored(case: &Case, mut data: Data) -> Data {
     let bf16 = |x: f32| bf16::from_f32(x).to_f32();
     let stored = |x: f32| if case.dtype == KvDtype::F16 { bf16(f16::from_f32(x).to_f32()) } else { bf16(x) };
     if case.dtype == KvDtype::F32 {

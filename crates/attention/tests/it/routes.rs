@@ -36,7 +36,7 @@ fn workspace_is_bounded_in_rows_and_grows_with_them_up_to_the_bound() {
         let all: Vec<u64> = (0..400).map(bytes).collect();
         assert!(all.is_sorted(), "{kv_dtype:?}: {all:?}");
         assert_eq!(all[399], bytes(1 << 20), "{kv_dtype:?}");
-        assert!(bytes(1 << 20) <= 2 * 128 * 1024, "{kv_dtype:?}: {}", bytes(1 << 20));
+        assert!(bytes(1 << 20) <= 2 * 192 * 1024, "{kv_dtype:?}: {}", bytes(1 << 20));
     }
 }
 

@@ -104,10 +104,15 @@ impl Case {
 
     /// Blocks that hold the first `kv_len` tokens; every other byte is 0xff, NaN in each format.
     pub(crate) fn blocks(&self, data: &Data, kv_len: usize) -> Blocks {
+        self.blocks_in(data, kv_len, 0xff)
+    }
+
+    /// As [`Case::blocks`], with another value in every other byte.
+    pub(crate) fn blocks_in(&self, data: &Data, kv_len: usize, stale: u8) -> Blocks {
         let layout = self.layout();
         let (k_row, v_row) = (self.kv_heads * self.head_dim, self.kv_heads * self.v_head_dim);
         let blocks = (0..kv_len.div_ceil(KV_BLOCK_TOKENS)).map(|index| {
-            let (mut k, mut v) = (aligned(layout.k_block_bytes(), 0xff), aligned(layout.v_block_bytes(), 0xff));
+            let (mut k, mut v) = (aligned(layout.k_block_bytes(), stale), aligned(layout.v_block_bytes(), stale));
             let first = index * KV_BLOCK_TOKENS;
             let rows = (kv_len - first).min(KV_BLOCK_TOKENS);
             layout.write_rows(
