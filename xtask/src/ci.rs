@@ -24,7 +24,7 @@ pub(crate) fn run() -> Result<()> {
     }
     let mut package = shell::cargo(["package", "--workspace", "--allow-dirty"]);
     // Never published, so they need not be packages.
-    package.args(["--exclude", "xtask", "--exclude", "plimsoll-tests"]);
+    package.args(["--exclude", "xtask", "--exclude", "plimsoll-tests", "--exclude", "plimsoll-foreign"]);
     shell::run(&mut package)
 }
 

@@ -54,9 +54,9 @@ fn measured(route: TensorRoute, shape: &AttnShape, q_dtype: DType) -> (u64, u64)
 /// One test: others would allocate meanwhile.
 #[test]
 fn memory_stays_within_the_workspace_at_every_length() {
-    for (rows, q_dtype) in [(1, DType::F32), (300, DType::F32), (300, DType::BF16)] {
+    for (rows, q_dtype) in [(1, DType::F32), (300, DType::BF16)] {
         for route in [TensorRoute::Tiled, TensorRoute::Portable] {
-            for kv_len in [300, 3000, 12_000] {
+            for kv_len in [300, 2500] {
                 let shape = AttnShape {
                     rows,
                     kv_len,
