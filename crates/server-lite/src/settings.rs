@@ -35,7 +35,25 @@ pub(crate) fn cpu(args: &EngineArgs) -> Result<CpuSettings, AppError> {
         settings.linear_isa = isa.require().map_err(|error| AppError::Usage(format!("--cpu {isa}: {error}")))?;
         settings.attention_isa = attention_isa(isa);
     }
+    tell_routes(args, &settings);
     Ok(settings)
+}
+
+/// Says why attention runs as it does: once, for it holds for every pass.
+fn tell_routes(args: &RunArgs, settings: &CpuSettings) {
+    let isa = settings.attention_isa.name();
+    match settings.attention_route {
+        Some(RouteKind::Reference) => {
+            tracing::warn!(
+                "attention is forced to the reference route, which is slow, by --attention or PLIMSOLL_ATTENTION"
+            );
+        }
+        Some(_) => tracing::warn!(isa, "attention is forced to the tiled route by --attention or PLIMSOLL_ATTENTION"),
+        None if args.cpu.is_some() => {
+            tracing::info!(isa, "attention takes the route of the shape on the instruction set of --cpu")
+        }
+        None => tracing::info!(isa, "attention takes the route of the shape on the best instruction set of this CPU"),
+    }
 }
 
 /// How weights are read.

@@ -2,6 +2,7 @@
 
 mod determinism;
 mod determinism_segments;
+mod histories;
 mod memory;
 mod smollm2;
 mod tiny;

@@ -3,6 +3,7 @@
 //! Models come from `tests/golden` of the workspace, which the packaged crate does not hold: without it, tests say that they did not run.
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "tests")]
 
+mod attention;
 mod bad_models;
 #[cfg(unix)]
 mod cancel;
