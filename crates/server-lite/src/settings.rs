@@ -40,7 +40,7 @@ pub(crate) fn cpu(args: &EngineArgs) -> Result<CpuSettings, AppError> {
 }
 
 /// Says why attention runs as it does: once, for it holds for every pass.
-fn tell_routes(args: &RunArgs, settings: &CpuSettings) {
+fn tell_routes(args: &EngineArgs, settings: &CpuSettings) {
     let isa = settings.attention_isa.name();
     match settings.attention_route {
         Some(RouteKind::Reference) => {

@@ -92,4 +92,40 @@ proptest! {
             prop_assert_eq!(bits(&got), bits(&want_folded));
         });
     }
+
+    #[test]
+    fn softmaxes_and_folds_equal_the_scalar_ones(
+        kind in 0u8..3, rows in 1usize..40, start in 0usize..63, len in 1usize..=64, softcap in prop::option::of(0.5f32..30.0), bf16: bool, seed: u64,
+    ) {
+        let mut random = Random(seed | 1);
+        // Scores of a model, all equal ones, and any number: what a NaN leaves in the other probabilities of its row is not defined.
+        let mut score = || match kind {
+            0 => (random.next() % 4001) as f32 / 100.0 - 20.0,
+            1 => 3.0,
+            _ => f32::from_bits(random.next() & 0xff7f_ffff),
+        };
+        let before: Vec<f32> = (0..rows * KV_BLOCK_TOKENS).map(|_| score()).collect();
+        let how = Softmax { scale: 0.7, softcap, bf16 };
+        let visible = start..(start + len).min(KV_BLOCK_TOKENS);
+        let empty = vec![RowState::EMPTY; rows];
+        // Each row twice, so that a state meets a second block; then the fold of its probabilities, as if they were a product.
+        macro_rules! run {
+            ($kernels:expr) => {{
+                let (mut whole, mut cut, mut states) = (before.clone(), before.clone(), empty.clone());
+                $kernels.softmax_whole(&mut whole, &how, &mut states);
+                let mut out = whole.clone();
+                for (r, state) in states.iter_mut().enumerate() {
+                    let row = r * KV_BLOCK_TOKENS..(r + 1) * KV_BLOCK_TOKENS;
+                    $kernels.softmax(&mut cut[row.clone()], visible.clone(), &how, state);
+                    $kernels.fold(&cut[row.clone()], *state, &mut out[row]);
+                }
+                let states: Vec<f32> = states.iter().flat_map(|s| [s.max, s.sum, s.keep, s.take]).collect();
+                [bits(&whole), bits(&cut), bits(&out), bits(&states)]
+            }};
+        }
+        let want = run!(Scalar);
+        with_vector_kernels!(kernels => {
+            prop_assert_eq!(run!(kernels), want.clone());
+        });
+    }
 }

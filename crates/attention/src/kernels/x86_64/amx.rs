@@ -277,6 +277,15 @@ impl Kernels for Amx {
     fn softmax(self, scores: &mut [f32], visible: Range<usize>, how: &Softmax, state: &mut RowState) {
         self.vectors.softmax(scores, visible, how, state);
     }
+    fn softmax_whole(self, scores: &mut [f32], how: &Softmax, states: &mut [RowState]) {
+        self.vectors.softmax_whole(scores, how, states);
+    }
+    fn fold(self, product: &[f32], state: RowState, out: &mut [f32]) {
+        self.vectors.fold(product, state, out);
+    }
+    fn prefetch(self, bytes: &[u8]) {
+        self.vectors.prefetch(bytes);
+    }
     fn unpack(self, source: Operand<'_>, k: usize, columns: usize, panel_k: usize, panels: &mut [f32]) {
         self.vectors.unpack(source, k, columns, panel_k, panels);
     }
