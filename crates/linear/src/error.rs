@@ -62,6 +62,6 @@ pub enum Error {
     #[error("this CPU has no {isa}, or the system does not permit it; the best it has is {best}")]
     IsaUnavailable { isa: Isa, best: Isa },
     /// No instruction set has this name.
-    #[error("no instruction set is called {name:?}; there are amx, avx512, avx2 and scalar")]
+    #[error("no instruction set is called {name:?}; there are amx, avx512, avx2, neon and scalar")]
     UnknownIsa { name: String },
 }

@@ -138,6 +138,10 @@ pub fn linear(x: &[f32], rows: usize, parts: &mut [Output<'_>], scratch: &mut [u
         Isa::Amx => kernels::Amx::detect().map(|amx| call.run_amx(amx, parts, scratch)).is_some(),
         #[cfg(not(target_arch = "x86_64"))]
         Isa::Avx2 | Isa::Avx512 | Isa::Amx => false,
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => kernels::Neon::detect().map(|kernel| call.run(kernel, parts, scratch)).is_some(),
+        #[cfg(not(target_arch = "aarch64"))]
+        Isa::Neon => false,
     };
     assert!(found, "this CPU has no {}, or the system does not permit it", settings.isa);
 }
@@ -204,6 +208,10 @@ pub fn linear_groups(groups: &mut [Group<'_>], scratch: &mut [u8], settings: Set
         Isa::Amx => kernels::Amx::detect().map(|amx| run_groups(amx.vectors(), groups, plan, scratch)).is_some(),
         #[cfg(not(target_arch = "x86_64"))]
         Isa::Avx2 | Isa::Avx512 | Isa::Amx => false,
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => kernels::Neon::detect().map(|kernel| run_groups(kernel, groups, plan, scratch)).is_some(),
+        #[cfg(not(target_arch = "aarch64"))]
+        Isa::Neon => false,
     };
     assert!(found, "this CPU has no {}, or the system does not permit it", settings.isa);
 }

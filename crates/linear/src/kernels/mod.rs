@@ -1,6 +1,8 @@
 //! Kernels: one trait, one implementation per instruction set, all with the same bits.
 #![expect(unsafe_code, reason = "SIMD loads and stores, and threads that write disjoint tiles of one output")]
 
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
 mod part;
 mod product;
 mod scalar;
@@ -10,6 +12,8 @@ mod tiled;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
+#[cfg(target_arch = "aarch64")]
+pub(crate) use aarch64::Neon;
 pub(crate) use part::{Operand, Part};
 pub(crate) use product::{PANEL_SCRATCH, Product};
 pub(crate) use scalar::Scalar;
@@ -134,6 +138,10 @@ pub(crate) fn is_available(isa: Isa) -> bool {
         Isa::Amx => Amx::detect().is_some(),
         #[cfg(not(target_arch = "x86_64"))]
         Isa::Avx2 | Isa::Avx512 | Isa::Amx => false,
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => Neon::detect().is_some(),
+        #[cfg(not(target_arch = "aarch64"))]
+        Isa::Neon => false,
     }
 }
 

@@ -13,6 +13,8 @@ macro_rules! with_vector_kernels {
             if let Some($kernel) = Avx2::detect() $body
             if let Some($kernel) = Avx512::detect() $body
         }
+        #[cfg(target_arch = "aarch64")]
+        if let Some($kernel) = Neon::detect() $body
     }};
 }
 
@@ -140,6 +142,120 @@ proptest! {
     }
 }
 
+/// A panel and rows of `x`: several steps and k blocks, several tiles of every kernel.
+struct Case {
+    ty: WeightType,
+    k: usize,
+    rows: usize,
+    x: Vec<f32>,
+    panel: Vec<Line>,
+    panel_bytes: usize,
+    bias: [f32; PANEL],
+}
+
+impl Case {
+    /// `bytes` are repeated to stored rows, `values` to rows of `x` and the bias.
+    fn new(ty: WeightType, k: usize, rows: usize, bytes: &[u8], values: &[f32]) -> Self {
+        let k = k.next_multiple_of(ty.block_elements());
+        let panel_bytes = layout::panel_bytes(ty, k).unwrap();
+        let mut panel = lines(panel_bytes);
+        let row_bytes = ty.row_bytes(k).unwrap();
+        for column in 0..PANEL {
+            let row: Vec<u8> = bytes.iter().copied().cycle().skip(column * 31).take(row_bytes).collect();
+            layout::pack_row(ty, &row, &mut bytemuck::cast_slice_mut(&mut panel)[..panel_bytes], column);
+        }
+        let stride = k.next_multiple_of(2);
+        let exact: Vec<f32> = values.iter().copied().cycle().take(rows * stride).collect();
+        let mut x = vec![0.0; exact.len()];
+        Scalar.round(&exact, &mut x);
+        // The padding of an odd `k`.
+        x.chunks_exact_mut(stride).for_each(|row| row[k..].fill(0.0));
+        let bias = std::array::from_fn(|i| values[(i + 17) % values.len()]);
+        Self { ty, k, rows, x, panel, panel_bytes, bias }
+    }
+
+    fn panel(&self) -> &[u8] {
+        &bytemuck::cast_slice(&self.panel)[..self.panel_bytes]
+    }
+
+    /// The product by dequantizing blocks of `k` and multiplying with tiles.
+    fn tiled<K: Kernel>(&self, kernel: K) -> Vec<u32> {
+        let mut out = vec![0.5; self.rows * OUT_STRIDE];
+        let stride = self.k.next_multiple_of(2);
+        let mut w_lines = lines(K_BLOCK * PANEL * 4);
+        let w: &mut [f32] = bytemuck::cast_slice_mut(&mut w_lines);
+        for start in (0..self.k).step_by(K_BLOCK) {
+            let len = K_BLOCK.min(self.k - start);
+            kernel.dequantize(self.ty, self.panel(), start, len, w);
+            let (pairs, last) = (len.div_ceil(2), start + len == self.k);
+            for row in (0..self.rows).step_by(K::TILE_ROWS) {
+                let tile = Tile {
+                    x: &self.x[row * stride + start..],
+                    x_stride: stride,
+                    rows: K::TILE_ROWS.min(self.rows - row),
+                    w: &w[..2 * pairs * PANEL],
+                    pairs,
+                    out: out[row * OUT_STRIDE..].as_mut_ptr(),
+                    out_stride: OUT_STRIDE,
+                    first: start == 0,
+                    bias: last.then_some(&self.bias),
+                };
+                // SAFETY: `out` has room for all rows.
+                unsafe { kernel.tile(&tile) };
+            }
+        }
+        bits(&out)
+    }
+
+    /// The product without a stop in memory; `None` if the kernel cannot.
+    fn fused<K: Kernel>(&self, kernel: K) -> Option<Vec<u32>> {
+        let most = (1..=K::TILE_ROWS).rev().find(|&rows| kernel.fuses(self.ty, rows))?;
+        let mut out = vec![0.5; self.rows * OUT_STRIDE];
+        let stride = self.k.next_multiple_of(2);
+        for row in (0..self.rows).step_by(most) {
+            let tile = Tile {
+                x: &self.x[row * stride..],
+                x_stride: stride,
+                rows: most.min(self.rows - row),
+                w: &[],
+                pairs: stride / 2,
+                out: out[row * OUT_STRIDE..].as_mut_ptr(),
+                out_stride: OUT_STRIDE,
+                first: true,
+                bias: Some(&self.bias),
+            };
+            // SAFETY: `out` has room for all rows.
+            unsafe { kernel.fused(self.ty, self.panel(), 0, &tile) };
+        }
+        Some(bits(&out))
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn products_of_every_type_equal_the_definition(
+        k in 1usize..=700, rows in 1usize..=20,
+        bytes in prop::collection::vec(any::<u8>(), 977), bits in prop::collection::vec(any::<u32>(), 613), wild: bool,
+    ) {
+        let values: Vec<f32> = bits
+            .into_iter()
+            .map(|bits| f32::from_bits(if wild { bits } else { (bits & 0x83ff_ffff) | 0x3c00_0000 }))
+            .collect();
+        for &ty in &WeightType::ALL[1..] {
+            let case = Case::new(ty, k, rows, &bytes, &values);
+            let want = case.tiled(Scalar);
+            with_vector_kernels!(kernel => {
+                prop_assert_eq!(&case.tiled(kernel), &want, "{} rows of {}, k {}, tiled", rows, ty, case.k);
+                if let Some(got) = case.fused(kernel) {
+                    prop_assert_eq!(&got, &want, "{} rows of {}, k {}, fused", rows, ty, case.k);
+                }
+            });
+        }
+    }
+}
+
 fn rows_of<K: Kernel>(_: K) -> usize {
     K::TILE_ROWS
 }
@@ -163,6 +279,9 @@ fn unpaired(tiles: &[f32]) -> Vec<f32> {
     };
     words.chunks_exact(PANEL).flat_map(|pairs| [row(pairs, false), row(pairs, true)].concat()).collect()
 }
+
+#[cfg(target_arch = "aarch64")]
+mod neon;
 
 /// What the contract rests on: the order in which the matrix instruction sums, and how it rounds, on this very CPU.
 #[cfg(target_arch = "x86_64")]

@@ -112,7 +112,10 @@ fn an_instruction_set_that_is_missing_is_an_error_with_its_name() {
         }
     }
     let error = "sse9".parse::<Isa>().unwrap_err();
-    assert_eq!(error.to_string(), "no instruction set is called \"sse9\"; there are amx, avx512, avx2 and scalar");
+    assert_eq!(
+        error.to_string(),
+        "no instruction set is called \"sse9\"; there are amx, avx512, avx2, neon and scalar"
+    );
 }
 
 #[test]
