@@ -53,6 +53,6 @@ pub enum Error {
     #[error("this CPU has no {isa}, or the system does not permit it; the best it has is {best}")]
     IsaUnavailable { isa: Isa, best: Isa },
     /// No instruction set has the name that was given.
-    #[error("no such instruction set; there are amx, avx512, avx2 and scalar")]
+    #[error("no such instruction set; there are amx, avx512, avx2, neon and scalar")]
     UnknownIsa,
 }

@@ -14,11 +14,13 @@ pub enum Isa {
     Avx512,
     /// x86-64 with AMX tiles, permitted by the system, for bf16 keys and values, and AVX-512 with bf16 for the rest.
     Amx,
+    /// AArch64 with NEON, which every such CPU has.
+    Neon,
 }
 
 impl Isa {
     /// Every instruction set, fastest first.
-    pub const ALL: [Self; 4] = [Self::Amx, Self::Avx512, Self::Avx2, Self::Scalar];
+    pub const ALL: [Self; 5] = [Self::Amx, Self::Avx512, Self::Avx2, Self::Neon, Self::Scalar];
 
     /// The fastest instruction set of this CPU. The first call on a CPU with AMX asks the system for permission to use it.
     pub fn detect() -> Self {
@@ -43,13 +45,14 @@ impl Isa {
         if self.is_available() { Ok(self) } else { Err(Error::IsaUnavailable { isa: self, best: Self::detect() }) }
     }
 
-    /// Short name for logs and settings: `"scalar"`, `"avx2"`, `"avx512"` or `"amx"`. [`str::parse`] reads it.
+    /// Short name for logs and settings: `"scalar"`, `"avx2"`, `"avx512"`, `"amx"` or `"neon"`. [`str::parse`] reads it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Scalar => "scalar",
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
             Self::Amx => "amx",
+            Self::Neon => "neon",
         }
     }
 }

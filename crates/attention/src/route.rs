@@ -1,5 +1,7 @@
 //! Which kernels run, from the shape alone, and what they need.
 
+#[cfg(target_arch = "aarch64")]
+use crate::kernels::Neon;
 use crate::kernels::Scalar;
 #[cfg(target_arch = "x86_64")]
 use crate::kernels::{Amx, Avx2, Avx512};
@@ -127,7 +129,9 @@ impl Route {
         }
         match self.kind {
             RouteKind::Reference => "scalar-reference",
-            RouteKind::Tiled => names!("scalar" => Scalar, "avx2" => Avx2, "avx512" => Avx512, "amx" => Amx),
+            RouteKind::Tiled => {
+                names!("scalar" => Scalar, "avx2" => Avx2, "avx512" => Avx512, "amx" => Amx, "neon" => Neon)
+            }
         }
     }
 
@@ -251,6 +255,10 @@ pub(crate) fn run_on(
         Isa::Amx => tile::run(Amx::detect().ok_or_else(missing)?, plan, call, out, scratch),
         #[cfg(not(target_arch = "x86_64"))]
         Isa::Avx2 | Isa::Avx512 | Isa::Amx => return Err(missing()),
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => tile::run(Neon::detect().ok_or_else(missing)?, plan, call, out, scratch),
+        #[cfg(not(target_arch = "aarch64"))]
+        Isa::Neon => return Err(missing()),
     }
     Ok(())
 }

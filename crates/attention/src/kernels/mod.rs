@@ -1,10 +1,13 @@
 //! The inner loops, once per instruction set, with equal bits.
 //!
 //! [`product`], [`unpack`] and [`rows`] are written once over [`lanes::Lanes`], eight f32 values; [`scalar`] runs them on an array, `x86_64` on
-//! AVX2 registers. AVX-512 and AMX have products of their own, and leave what is eight lanes wide by definition to AVX2.
+//! AVX2 registers, `aarch64` on pairs of NEON registers. AVX-512 and AMX have products of their own, and leave what is eight lanes wide by
+//! definition to AVX2; NEON has one for whole registers of columns.
 //! [`crate::plain`] is the definition both are tested against.
 #![expect(unsafe_code, reason = "SIMD intrinsics, unchecked inner loops, and threads that write disjoint rows")]
 
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
 mod lanes;
 mod product;
 mod rows;
@@ -19,6 +22,8 @@ use std::ops::Range;
 
 use crate::math::exp_unbounded;
 use crate::{Isa, KV_BLOCK_TOKENS, KvLayout};
+#[cfg(target_arch = "aarch64")]
+pub(crate) use aarch64::Neon;
 pub(crate) use lanes::Values;
 pub(crate) use rows_out::RowsOut;
 pub(crate) use scalar::Scalar;
@@ -40,6 +45,10 @@ pub(crate) fn is_available(isa: Isa) -> bool {
         Isa::Amx => Amx::detect().is_some(),
         #[cfg(not(target_arch = "x86_64"))]
         Isa::Avx2 | Isa::Avx512 | Isa::Amx => false,
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => Neon::detect().is_some(),
+        #[cfg(not(target_arch = "aarch64"))]
+        Isa::Neon => false,
     }
 }
 

@@ -13,6 +13,8 @@ macro_rules! with_vector_kernels {
             if let Some($kernels) = Avx512::detect() $body
             if let Some($kernels) = Amx::detect() $body
         }
+        #[cfg(target_arch = "aarch64")]
+        if let Some($kernels) = Neon::detect() $body
     }};
 }
 

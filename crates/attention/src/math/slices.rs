@@ -4,6 +4,8 @@ use super::functions::{Exp, Function, Gelu, GeluTanh, Relu, Sigmoid, Silu, Tanh}
 use crate::Isa;
 #[cfg(target_arch = "x86_64")]
 use crate::kernels::Avx2;
+#[cfg(target_arch = "aarch64")]
+use crate::kernels::Neon;
 use crate::kernels::{Kernels, Scalar};
 
 /// A function applied to each element of a row.
@@ -33,6 +35,14 @@ macro_rules! dispatch {
             #[cfg(target_arch = "x86_64")]
             // These are eight lanes wide by definition.
             Isa::Avx2 | Isa::Avx512 | Isa::Amx => match Avx2::detect() {
+                Some($kernels) => $call,
+                None => {
+                    let $kernels = Scalar;
+                    $call
+                }
+            },
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => match Neon::detect() {
                 Some($kernels) => $call,
                 None => {
                     let $kernels = Scalar;
