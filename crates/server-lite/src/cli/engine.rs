@@ -67,7 +67,7 @@ pub(crate) struct EngineArgs {
     /// Force an attention route: `tiled` or `reference`; default: by shape.
     #[arg(long, env = "PLIMSOLL_ATTENTION", value_enum, hide = true)]
     pub(crate) attention: Option<AttentionArg>,
-    /// Instruction set: `amx`, `avx512`, `avx2` or `scalar`; default: the best that this processor has. The results are the same.
+    /// Instruction set: `amx`, `avx512`, `avx2`, `neon` or `scalar`; default: the best that this processor has. The results are the same.
     #[arg(long, alias = "isa", env = "PLIMSOLL_CPU", value_name = "SET")]
     pub(crate) cpu: Option<plimsoll_linear::Isa>,
 }

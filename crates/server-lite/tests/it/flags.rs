@@ -112,7 +112,7 @@ fn every_instruction_set_of_this_processor_gives_the_same_bits_under_its_own_nam
     let (model, ids) = (golden.model.to_str().unwrap(), folder.ids(&golden.ids));
     let ran = |set: &str| run(["run", "-m", model, "--token-ids", &ids, "-n", "2", "--json", "--cpu", set]);
     let want = ran("scalar").json();
-    for set in ["avx2", "avx512", "amx"] {
+    for set in ["avx2", "avx512", "amx", "neon"] {
         let found = ran(set);
         if found.code == Some(2) {
             let error = found.fails(2);
