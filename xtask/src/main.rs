@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a chore speaks to the terminal")]
 
+mod arm;
 mod bench;
 mod ci;
 mod golden;
@@ -30,6 +31,8 @@ enum Chore {
     Test(test::Args),
     /// Format, lints, and the rules of the tree that no compiler checks.
     Tidy(tidy::Args),
+    /// The tests of the vector kernels on AArch64, emulated where need be; says what is missing if they cannot run.
+    Arm(arm::Args),
     /// All that continuous integration runs: tidy, test, each crate alone, packages.
     Ci,
     /// Fetch the models that tests and benches use.
@@ -46,6 +49,7 @@ fn main() -> ExitCode {
     let outcome = match Args::parse().chore {
         Chore::Test(args) => test::run(&args),
         Chore::Tidy(args) => tidy::run(&args),
+        Chore::Arm(args) => arm::run(&args),
         Chore::Ci => ci::run(),
         Chore::Models(args) => models::run(&args),
         Chore::Golden(args) => golden::run(&args),
