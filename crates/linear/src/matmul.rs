@@ -1,7 +1,6 @@
 //! The product: checks, scratch, rounding of `x`.
 
-use crate::kernels::{self, Kernel, PANEL_SCRATCH, Operand, Part, Product, Scalar};
-use crate::layout::PANEL;
+use crate::kernels::{self, Kernel, Operand, PANEL_SCRATCH, Part, Product, Scalar};
 use crate::{Isa, PackedWeight, Settings, WeightType};
 
 /// Required alignment of scratch.
@@ -49,7 +48,7 @@ impl ScratchPlan {
         #[cfg(target_arch = "x86_64")]
         if settings.isa == Isa::Amx && plain.rounded > 0 {
             let bf16 = parts.filter(|(ty, _)| ty.multiplies_in_bf16());
-            let panels = bf16.map(|(_, out_features)| out_features.div_ceil(PANEL)).sum();
+            let panels = bf16.map(|(_, out_features)| out_features.div_ceil(crate::layout::PANEL)).sum();
             if let Some(tiled) = kernels::TiledPlan::new(rows, in_features, panels) {
                 return Self { rounded: 0, tiles: tiled.x, task: tiled.task, ..plain };
             }

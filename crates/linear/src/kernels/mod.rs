@@ -58,6 +58,7 @@ pub(crate) struct Tile<'a> {
 
 /// Weights and bias of 16 columns, as in [`Tile`].
 #[derive(Debug, Clone, Copy)]
+#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only AVX-512 has wide tiles"))]
 pub(crate) struct Panel<'a> {
     pub(crate) w: &'a [f32],
     pub(crate) bias: Option<&'a [f32; PANEL]>,
