@@ -3,7 +3,7 @@
 use super::{
     budget::{self, Admission, Budget},
     memdbg::MemoryDebug,
-    report::{ChunkReport, Memory, Report, Speed},
+    report::{ChunkReport, Load, Memory, Report, Speed},
 };
 use crate::{
     ALLOCATOR,
@@ -38,6 +38,8 @@ pub(super) struct Job<'a> {
     pub(super) stops: StopMatcher,
     pub(super) budget: Budget,
     pub(super) cancel: &'a CancelToken,
+    /// When the command began.
+    pub(super) started: Instant,
 }
 
 /// The logits that decode starts from.
@@ -62,6 +64,7 @@ impl Job<'_> {
         profile: &dyn Profile,
     ) -> Result<Memory, AppError> {
         ALLOCATOR.restart_peak();
+        let load = Load { seconds: self.started.elapsed().as_secs_f64() };
         let probe = Arc::clone(&self.budget.probe);
         let mut debug = match self.args.memdbg {
             0 => None,
@@ -83,6 +86,7 @@ impl Job<'_> {
                 prompt_tokens: self.prompt.len(),
                 finish_reason: finish,
                 first_logits_sha256: first.sha256,
+                load,
                 chunks: prefill.chunks.iter().map(ChunkReport::from).collect(),
                 prefill: Speed::new(prefill.done_tokens(), prefill.seconds),
                 // The first token comes from the prompt's logits: decode is the passes after it.

@@ -29,11 +29,12 @@ use plimsoll_models::{
     sampler::{Sampler, StopMatcher},
 };
 use plimsoll_prefill::CancelToken;
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 use trace::Observers;
 
 /// Answers the prompt of `args`. What can be refused is refused before weights are read.
 pub(crate) fn run(args: &RunArgs, sources: &Sources, cancel: &CancelToken) -> Result<(), AppError> {
+    let started = Instant::now();
     let sampler = Sampler::new(args.sampling.params())?;
     let stops = StopMatcher::new(&args.sampling.stop)?;
     let settings = settings::cpu(&args.engine)?;
@@ -82,7 +83,7 @@ pub(crate) fn run(args: &RunArgs, sources: &Sources, cancel: &CancelToken) -> Re
     // Only a chat template begins a turn; ids are gone on from as they are.
     let continues = text.as_ref().is_none_or(|(_, template)| template.is_none());
     let tokenizer = text.as_ref().map(|(tokenizer, _)| tokenizer);
-    let job = Job { args, model: &model, prompt: &prompt, tokenizer, continues, sampler, stops, budget, cancel };
+    let job = Job { args, model: &model, prompt: &prompt, tokenizer, continues, sampler, stops, budget, cancel, started };
     if args.trace_hashes.is_none() && args.memory_trace.is_none() {
         return on_cpu(job, executor, ()).map(|_| ());
     }

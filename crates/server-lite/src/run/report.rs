@@ -14,6 +14,7 @@ pub(super) struct Report {
     pub(super) finish_reason: &'static str,
     /// SHA-256 of the last prompt row's logits, little-endian f32.
     pub(super) first_logits_sha256: String,
+    pub(super) load: Load,
     pub(super) chunks: Vec<ChunkReport>,
     pub(super) prefill: Speed,
     pub(super) decode: Speed,
@@ -44,6 +45,12 @@ pub(super) struct ChunkReport {
     pub(super) footprint_bytes: Option<u64>,
     /// `nominal`, `soft` or `hard`.
     pub(super) pressure: &'static str,
+    pub(super) seconds: f64,
+}
+
+/// Everything before the first chunk: model file, tokenizer, prompt, weights, admission; fetching a model that is not there yet too.
+#[derive(Debug, Serialize)]
+pub(super) struct Load {
     pub(super) seconds: f64,
 }
 

@@ -23,7 +23,7 @@ fn the_json_object_has_every_field_of_the_contract() {
     let folder = Folder::new();
     let more = ["--json", "--max-tokens", "9", "--chunk", "40", "--kv-dtype", "f32", "--memory-budget", "1GiB"];
     let json = run_ids(&folder, &golden.model, &golden.ids, &more).json();
-    let want = "chunks decode finish_reason first_logits_sha256 memory model prefill prompt_tokens routes text tokens";
+    let want = "chunks decode finish_reason first_logits_sha256 load memory model prefill prompt_tokens routes text tokens";
     assert_eq!(keys(&json), want.split(' ').collect());
     assert_eq!(json["prompt_tokens"], 65);
     assert_eq!(tokens(&json), golden.greedy[..9].iter().map(|&id| id.into()).collect::<Vec<u64>>());
@@ -40,6 +40,7 @@ fn the_json_object_has_every_field_of_the_contract() {
         assert!(planned > 0 && measured == planned, "the arena's high water is its plan: {chunk}");
         assert!(chunk["seconds"].as_f64().unwrap() > 0.0);
     }
+    assert!(json["load"]["seconds"].as_f64().unwrap() > 0.0);
     for (part, count) in [("prefill", 65), ("decode", 8)] {
         assert_eq!(keys(&json[part]), "seconds tokens tokens_per_second".split(' ').collect());
         assert_eq!(json[part]["tokens"], count, "{part}");
