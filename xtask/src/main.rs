@@ -42,7 +42,7 @@ enum Chore {
     /// The memory tests in their long form: plan, count and system on real models, in control groups, at great lengths.
     Memory(memory::Args),
     /// Measure, and keep the record in `benches/runs/`.
-    Bench(bench::Args),
+    Bench(Box<bench::Args>),
 }
 
 fn main() -> ExitCode {

@@ -12,6 +12,11 @@ pub(super) struct Machine {
     pub(super) name: String,
     pub(super) cpu: String,
     pub(super) cores: usize,
+    /// Those of the instructions that kernels are written for, by the system's names.
+    pub(super) instructions: String,
+    pub(super) memory_bytes: Option<u64>,
+    /// Name and release of the operating system.
+    pub(super) system: String,
     pub(super) rustc: String,
     pub(super) commit: String,
     /// Of the start, in UTC: `2026-02-28`.
@@ -26,7 +31,17 @@ impl Machine {
             |name| name.replace(|c: char| !c.is_ascii_alphanumeric() && c != '.', "-"),
         );
         let days = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs() / 86_400);
-        Self { name, cpu: cpu(), cores, rustc: first_line("rustc", &["--version"]), commit: commit(), date: date(days) }
+        Self {
+            name,
+            cpu: cpu(),
+            cores,
+            instructions: instructions(),
+            memory_bytes: memory_bytes(),
+            system: first_line("uname", &["-sr"]),
+            rustc: first_line("rustc", &["--version"]),
+            commit: commit(),
+            date: date(days),
+        }
     }
 }
 
@@ -44,6 +59,46 @@ fn cpu() -> String {
     };
     let model = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
     model.map_or_else(|| "unknown".to_owned(), |(_, model)| model.to_owned())
+}
+
+/// Names of the instructions that matter here, as `/proc/cpuinfo` spells them.
+const INSTRUCTIONS: [&str; 14] = [
+    "avx2",
+    "fma",
+    "f16c",
+    "avx_vnni",
+    "avx512f",
+    "avx512bw",
+    "avx512vl",
+    "avx512_vnni",
+    "avx512_bf16",
+    "amx_tile",
+    "amx_bf16",
+    "amx_int8",
+    "asimddp",
+    "i8mm",
+];
+
+fn instructions() -> String {
+    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let found = instructions_in(&text);
+    if found.is_empty() { UNKNOWN.to_owned() } else { found }
+}
+
+fn instructions_in(cpuinfo: &str) -> String {
+    let line = cpuinfo.lines().find(|line| line.starts_with("flags") || line.starts_with("Features"));
+    let words: Vec<&str> = line.and_then(|line| line.split_once(':')).map_or_else(Vec::new, |(_, words)| {
+        words.split_whitespace().filter(|word| INSTRUCTIONS.contains(word)).collect()
+    });
+    words.join(" ")
+}
+
+fn memory_bytes() -> Option<u64> {
+    let Ok(text) = fs::read_to_string("/proc/meminfo") else {
+        return first_line("sysctl", &["-n", "hw.memsize"]).parse().ok();
+    };
+    let kib = text.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix("kB"))?;
+    Some(kib.trim().parse::<u64>().ok()? * 1024)
 }
 
 fn commit() -> String {
@@ -93,6 +148,13 @@ mod tests {
         ] {
             assert_eq!(date(days), want);
         }
+    }
+
+    #[test]
+    fn instructions_that_matter_are_named() {
+        let text = "model name\t: x\nflags\t\t: fpu sse2 avx2 avx512f amx_bf16\n";
+        assert_eq!(instructions_in(text), "avx2 avx512f amx_bf16");
+        assert_eq!(instructions_in(""), "");
     }
 
     #[test]
