@@ -73,10 +73,13 @@ pub(super) struct Peers {
     /// Instruction sets to limit torch to (avx2, avx512), each a row of its own; all that it finds if none is given.
     #[arg(long = "torch-cpu", value_delimiter = ',', value_name = "SET,..")]
     pub(super) torch_cpu: Vec<String>,
+    /// Longest prompt that torch is given, in one pass: its masks grow with the square.
+    #[arg(long, default_value = "8192", value_name = "TOKENS")]
+    pub(super) torch_tokens: usize,
     /// Measurements of each peer; as many as of plimsoll if not given.
     #[arg(long, value_name = "N")]
     pub(super) peer_runs: Option<NonZeroUsize>,
-    /// Longest prompt that candle-transformers is given: it takes minutes for more.
+    /// Longest prompt that candle-transformers is given: it takes minutes for more. 0: not built at all.
     #[arg(long, default_value = "512", value_name = "TOKENS")]
     pub(super) candle_tokens: usize,
 }

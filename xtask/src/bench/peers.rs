@@ -61,7 +61,12 @@ fn torch(args: &Peers, found: &mut Found) {
                 sets => sets.iter().cloned().map(Some).collect(),
             };
             for &dtype in &args.torch_dtypes {
-                let side = |cpu: &Option<String>| Side::Torch { python: python.clone(), dtype, cpu: cpu.clone() };
+                let side = |cpu: &Option<String>| Side::Torch {
+                    python: python.clone(),
+                    dtype,
+                    cpu: cpu.clone(),
+                    most_tokens: args.torch_tokens,
+                };
                 found.sides.extend(limits.iter().map(side));
             }
         }
@@ -72,6 +77,10 @@ fn torch(args: &Peers, found: &mut Found) {
 }
 
 fn candle(args: &Peers, found: &mut Found) {
+    if args.candle_tokens == 0 {
+        found.absent.push("candle-transformers: left out (--candle-tokens 0)".to_owned());
+        return;
+    }
     let build = ["build", "--release", "--workspace", "--features", "plimsoll-tests/peers", "--bin", "peer-candle"];
     match shell::run(&mut shell::cargo(build)) {
         Ok(()) => found.sides.push(Side::Candle { most_tokens: args.candle_tokens }),
@@ -114,6 +123,7 @@ mod tests {
             torch: None,
             torch_dtypes: Vec::new(),
             torch_cpu: Vec::new(),
+            torch_tokens: 8192,
             peer_runs: None,
             candle_tokens: 512,
         }
@@ -133,10 +143,12 @@ mod tests {
         llama(&args(&[]), nowhere(), &mut found);
         llama(&args(&["avx2=no/such/file"]), nowhere(), &mut found);
         torch(&Peers { torch: Some("no-such-python-anywhere".into()), ..args(&[]) }, &mut found);
+        candle(&Peers { candle_tokens: 0, ..args(&[]) }, &mut found);
+        let [path, file, python, candle] = &found.absent[..] else { panic!("{:?}", found.absent) };
         assert!(found.sides.is_empty());
-        let [path, file, python] = &found.absent[..] else { panic!("{:?}", found.absent) };
         assert!(path.starts_with("llama.cpp: no `llama-bench` in PATH"), "{path}");
         assert!(file.starts_with("llama.cpp avx2: no such file"), "{file}");
+        assert!(candle.starts_with("candle-transformers: left out"), "{candle}");
         assert!(python.starts_with("torch: cannot start no-such-python-anywhere"), "{python}");
     }
 

@@ -16,9 +16,9 @@ pub(super) enum Side {
     Plimsoll { cpu: Option<String>, kv_dtype: Option<String>, chunk: Option<usize> },
     /// One build of llama.cpp.
     Llama { label: Option<String>, path: PathBuf },
-    /// `cpu`: the instruction set that it is limited to.
-    Torch { python: PathBuf, dtype: TorchDtype, cpu: Option<String> },
-    /// Not asked for longer prompts.
+    /// `cpu`: the instruction set that it is limited to; no longer prompts than `most_tokens`.
+    Torch { python: PathBuf, dtype: TorchDtype, cpu: Option<String>, most_tokens: usize },
+    /// No longer prompts than `most_tokens`.
     Candle { most_tokens: usize },
 }
 
@@ -83,10 +83,11 @@ impl Side {
             (Self::Torch { .. }, _) if model.config.is_none() => {
                 format!("no config.json of {} to build its shape from", model.name)
             }
-            (Self::Candle { most_tokens }, Task::Prefill { tokens } | Task::Decode { context: tokens, .. })
-                if tokens > *most_tokens =>
-            {
-                format!("left out above {most_tokens} tokens, where it takes minutes (--candle-tokens)")
+            (
+                Self::Candle { most_tokens } | Self::Torch { most_tokens, .. },
+                Task::Prefill { tokens } | Task::Decode { context: tokens, .. },
+            ) if tokens > *most_tokens => {
+                format!("left out above {most_tokens} tokens (--candle-tokens, --torch-tokens)")
             }
             (Self::Candle { .. } | Self::Llama { .. }, _) if model.path.is_dir() => "reads GGUF files only".to_owned(),
             _ => return None,
@@ -146,7 +147,7 @@ impl Side {
                     command.arg("--no-warmup");
                 }
             }
-            Self::Torch { python, dtype, cpu } => {
+            Self::Torch { python, dtype, cpu, .. } => {
                 command = Command::new(python);
                 command.arg(shell::root().join("benches/peers/torch_prefill.py"));
                 command.arg("--config").args(&model.config).args(["--dtype", dtype.name()]);
@@ -271,7 +272,10 @@ mod tests {
         assert_eq!(Side::Plimsoll { cpu: None, kv_dtype: None, chunk: None }.name(), "plimsoll");
         assert_eq!(llama().name(), "llama.cpp avx2");
         let cpu = Some("avx2".to_owned());
-        assert_eq!(Side::Torch { python: "python3".into(), dtype: TorchDtype::Bf16, cpu }.name(), "torch bf16 avx2");
+        assert_eq!(
+            Side::Torch { python: "python3".into(), dtype: TorchDtype::Bf16, cpu, most_tokens: 8192 }.name(),
+            "torch bf16 avx2"
+        );
     }
 
     #[test]
@@ -306,7 +310,7 @@ mod tests {
         let printed = r#"[{"n_prompt": 512, "n_gen": 0, "avg_ns": 2000000000, "avg_ts": 256.0}]"#;
         let read = llama().read(prefill, variant, printed).unwrap();
         assert_eq!(read, Figures { tokens: 512, seconds: 2.0, detail: "flash attention on, ubatch 2048".to_owned() });
-        let torch = Side::Torch { python: "python3".into(), dtype: TorchDtype::F32, cpu: None };
+        let torch = Side::Torch { python: "python3".into(), dtype: TorchDtype::F32, cpu: None, most_tokens: 8192 };
         let printed = "warning\n{\"decode\": {\"tokens\": 4, \"seconds\": 0.4}, \"torch\": \"2.15\"}\n";
         let read = torch.read(Task::Decode { context: 8, tokens: 4 }, Variant::Only, printed).unwrap();
         assert_eq!(read, Figures { tokens: 4, seconds: 0.4, detail: "torch 2.15".to_owned() });
@@ -319,7 +323,7 @@ mod tests {
         let candle = Side::Candle { most_tokens: 512 };
         assert_eq!(candle.declines(Task::Prefill { tokens: 512 }, &model()), None);
         assert!(candle.declines(Task::Prefill { tokens: 513 }, &model()).unwrap().contains("above 512 tokens"));
-        let torch = Side::Torch { python: "python3".into(), dtype: TorchDtype::F32, cpu: None };
+        let torch = Side::Torch { python: "python3".into(), dtype: TorchDtype::F32, cpu: None, most_tokens: 8192 };
         assert!(torch.declines(Task::Prefill { tokens: 8 }, &model()).unwrap().contains("no config.json of tiny"));
     }
 }
