@@ -1,79 +1,47 @@
 //! The state of one sequence: KV and recurrent state.
 
-use plimsoll_attention::{KV_BLOCK_TOKENS, KvBlock, KvView};
-use plimsoll_memguard::Reservation;
+use plimsoll_attention::{KV_BLOCK_TOKENS, KvView};
+use plimsoll_memguard::{Ledger, Reservation};
 
-use crate::aligned::AlignedBytes;
+use crate::group::KvGroup;
 use crate::recurrent::{Recurrent, StateStep};
-use crate::{BlockTable, Error, KvLayerSpec, KvSpec, LayerSpec};
+use crate::slab::Purse;
+use crate::{BlockTable, Error, KvSpec, LayerSpec};
 
 /// KV blocks of one sequence, allocated as tokens arrive and never past what was reserved, and its recurrent state.
 ///
 /// A pass appends to the layers with KV and [advances](Self::advance) the recurrent ones; then it [commits](Self::commit), or is undone by
-/// [`truncate`](Self::truncate) to where it started. Dropping a sequence frees its memory, then the reservation.
+/// [`truncate`](Self::truncate) to where it started. Dropping a sequence frees its memory, then what paid for it; blocks that a fork or a
+/// prefix cache holds too stay, and what paid for them stays with them.
 #[derive(Debug)]
 pub struct Sequence {
-    layers: Vec<Layer>,
+    pub(crate) spec: KvSpec,
+    places: Vec<Place>,
+    pub(crate) groups: Vec<KvGroup>,
+    pub(crate) recurrent: Recurrent,
     max_tokens: usize,
+    peak_mapped_bytes: u64,
     // Declared last: fields drop in order, and bytes are given back only once they are free.
-    reservation: Reservation,
+    pub(crate) purse: Purse,
+    /// Pays for the two buffers of recurrent state.
+    _fixed: Reservation,
 }
 
-#[derive(Debug)]
-enum Layer {
-    Kv(KvLayer),
-    Recurrent(Recurrent),
+/// Where a layer of the model has what it holds.
+#[derive(Debug, Clone, Copy)]
+enum Place {
+    Kv { group: usize, index: usize },
+    Recurrent { index: usize },
     Stateless,
 }
 
-impl Layer {
-    const fn holds(&self) -> &'static str {
+impl Place {
+    const fn holds(self) -> &'static str {
         match self {
-            Self::Kv(_) => "keys and values",
-            Self::Recurrent(_) => "recurrent state",
+            Self::Kv { .. } => "keys and values",
+            Self::Recurrent { .. } => "recurrent state",
             Self::Stateless => "nothing",
         }
-    }
-
-    /// Tokens held; `None` for a layer that holds nothing.
-    fn len(&self) -> Option<usize> {
-        match self {
-            Self::Kv(kv) => Some(kv.len),
-            Self::Recurrent(state) => Some(state.len()),
-            Self::Stateless => None,
-        }
-    }
-}
-
-#[derive(Debug)]
-struct KvLayer {
-    spec: KvLayerSpec,
-    /// K, then V, of 64 tokens each.
-    blocks: Vec<AlignedBytes>,
-    len: usize,
-}
-
-impl KvLayer {
-    fn blocks(&self, count: usize) -> impl Iterator<Item = KvBlock<'_>> {
-        self.blocks[..count].iter().map(|bytes| {
-            let (k, v) = bytes.split_at(self.spec.layout.k_block_bytes());
-            KvBlock { k, v }
-        })
-    }
-
-    /// Allocates blocks until `tokens` fit.
-    fn grow(&mut self, tokens: usize) -> Result<(), Error> {
-        let layout = &self.spec.layout;
-        let bytes = layout.k_block_bytes() + layout.v_block_bytes();
-        while self.blocks.len() < tokens.div_ceil(KV_BLOCK_TOKENS) {
-            self.blocks.push(AlignedBytes::zeroed(bytes).ok_or(Error::OutOfMemory { bytes })?);
-        }
-        Ok(())
-    }
-
-    fn truncate(&mut self, tokens: usize) {
-        self.len = self.len.min(tokens);
-        self.blocks.truncate(self.len.div_ceil(KV_BLOCK_TOKENS));
     }
 }
 
@@ -83,63 +51,70 @@ impl Sequence {
     /// # Errors
     /// [`Error::Reservation`] if `reservation` is smaller than [`KvSpec::bytes`] of `max_tokens`; [`Error::OutOfMemory`].
     pub fn new(spec: &KvSpec, max_tokens: usize, reservation: Reservation) -> Result<Self, Error> {
-        let (needed_bytes, reserved_bytes) = (spec.bytes(max_tokens), reservation.bytes());
+        Self::with_shared(spec, max_tokens, reservation, 0)
+    }
+
+    /// As [`Sequence::new`], where `shared_bytes` of the longest length are paid for by others.
+    pub(crate) fn with_shared(
+        spec: &KvSpec,
+        max_tokens: usize,
+        mut reservation: Reservation,
+        shared_bytes: u64,
+    ) -> Result<Self, Error> {
+        let needed_bytes = spec.bytes(max_tokens).saturating_sub(shared_bytes);
+        let reserved_bytes = reservation.bytes();
         if reserved_bytes < needed_bytes {
             return Err(Error::Reservation { max_tokens, needed_bytes, reserved_bytes });
         }
-        let blocks = max_tokens.div_ceil(KV_BLOCK_TOKENS);
-        let layer = |spec: &LayerSpec| match *spec {
-            LayerSpec::Kv(spec) => Ok(Layer::Kv(KvLayer { spec, blocks: Vec::with_capacity(blocks), len: 0 })),
-            LayerSpec::Recurrent(spec) => Recurrent::new(spec).map(Layer::Recurrent),
-            LayerSpec::Stateless => Ok(Layer::Stateless),
+        let recurrent = Recurrent::new(spec)?;
+        let fixed = reservation.split(recurrent.bytes());
+        let groups: Vec<KvGroup> =
+            spec.groups().into_iter().map(|group| KvGroup::new(group, max_tokens, spec.max_chunk_rows)).collect();
+        let mut states = 0..;
+        let places = spec.layers.iter().enumerate().map(|(layer, spec)| match spec {
+            LayerSpec::Stateless => Place::Stateless,
+            LayerSpec::Recurrent(_) => Place::Recurrent { index: states.next().unwrap_or_default() },
+            LayerSpec::Kv(_) => find(&groups, layer),
+        });
+        let places = places.collect();
+        let mut this = Self {
+            spec: spec.clone(),
+            places,
+            groups,
+            recurrent,
+            max_tokens,
+            peak_mapped_bytes: 0,
+            purse: Purse::new(reservation),
+            _fixed: fixed,
         };
-        Ok(Self { layers: spec.layers.iter().map(layer).collect::<Result<_, _>>()?, max_tokens, reservation })
+        this.note_peak();
+        Ok(this)
     }
 
     /// Stores `rows` tokens of one layer from position `start` on; tokens stored at or past `start` are forgotten first.
     ///
-    /// `k`: `[rows, kv_heads, head_dim]`, `v`: `[rows, kv_heads, v_head_dim]`. Nothing stored before is copied.
+    /// `k`: `[rows, kv_heads, head_dim]`, `v`: `[rows, kv_heads, v_head_dim]`. Nothing stored before is copied, but for a block that is
+    /// begun and that a fork or a cache holds too: it is copied once, and the others keep theirs.
     ///
     /// # Errors
     /// [`Error::NoSuchLayer`], [`Error::LayerKind`], [`Error::SliceLength`], [`Error::Gap`] if `start` is past the stored tokens,
-    /// [`Error::Capacity`], [`Error::OutOfMemory`].
+    /// [`Error::NeedsPrefill`] if the keys that a row at `start` sees are gone, [`Error::Capacity`], [`Error::ChunkRows`],
+    /// [`Error::OutOfMemory`], [`Error::Unpaid`].
     pub fn append(&mut self, layer: usize, start: usize, k: &[f32], v: &[f32], rows: usize) -> Result<(), Error> {
-        let max_tokens = self.max_tokens;
-        let stored = match self.layer_mut(layer)? {
-            Layer::Kv(stored) => stored,
-            other => return Err(wrong_kind(layer, "keys and values", other)),
+        let Place::Kv { group, index } = self.place(layer, "keys and values")? else {
+            unreachable!("`place` has looked at the kind")
         };
-        let layout = stored.spec.layout;
-        let (k_row, v_row) = (layout.kv_heads * layout.head_dim, layout.kv_heads * layout.v_head_dim);
-        for (slice, actual, row) in [("k", k.len(), k_row), ("v", v.len(), v_row)] {
-            let expected = rows.saturating_mul(row);
-            if actual != expected {
-                return Err(Error::SliceLength { slice, rows, expected, actual });
-            }
-        }
-        if start > stored.len {
-            return Err(Error::Gap { layer, start, len_tokens: stored.len });
-        }
-        let end_tokens = start.saturating_add(rows);
+        let (end_tokens, max_tokens) = (start.saturating_add(rows), self.max_tokens);
         if end_tokens > max_tokens {
             return Err(Error::Capacity { layer, end_tokens, max_tokens });
         }
-        stored.truncate(start);
-        stored.grow(end_tokens)?;
-        let mut done = 0;
-        while done < rows {
-            let (index, at) = ((start + done) / KV_BLOCK_TOKENS, (start + done) % KV_BLOCK_TOKENS);
-            let count = (KV_BLOCK_TOKENS - at).min(rows - done);
-            let (k_block, v_block) = stored.blocks[index].split_at_mut(layout.k_block_bytes());
-            let (k, v) = (&k[done * k_row..][..count * k_row], &v[done * v_row..][..count * v_row]);
-            layout.write_rows(k_block, v_block, at, k, v, count);
-            done += count;
-        }
-        stored.len = end_tokens;
+        self.groups[group].append(index, start, (k, v), rows, &mut self.purse)?;
+        self.note_peak();
         Ok(())
     }
 
-    /// Runs `f` on the first `kv_len` tokens of a layer; allocates nothing once `table` has grown to the sequence.
+    /// Runs `f` on the first `kv_len` tokens of a layer, or on those of them that its window has kept; allocates nothing once `table` has
+    /// grown to the sequence.
     ///
     /// # Errors
     /// [`Error::NoSuchLayer`], [`Error::LayerKind`], [`Error::PastEnd`], [`Error::View`].
@@ -150,75 +125,112 @@ impl Sequence {
         table: &mut BlockTable,
         f: impl FnOnce(&KvView<'_>) -> R,
     ) -> Result<R, Error> {
-        let layers = self.layers.len();
-        let stored = match self.layers.get(layer).ok_or(Error::NoSuchLayer { layer, layers })? {
-            Layer::Kv(stored) => stored,
-            other => return Err(wrong_kind(layer, "keys and values", other)),
-        };
-        if kv_len > stored.len {
-            return Err(Error::PastEnd { layer, kv_len, len_tokens: stored.len });
+        match self.place(layer, "keys and values")? {
+            Place::Kv { group, index } => self.groups[group].with_view(index, kv_len, table, f),
+            Place::Recurrent { .. } | Place::Stateless => unreachable!("`place` has looked at the kind"),
         }
-        table.with(stored.blocks(kv_len.div_ceil(KV_BLOCK_TOKENS)), |blocks| {
-            Ok(f(&KvView::new(stored.spec.layout, blocks, kv_len)?))
-        })
     }
 
     /// The state of a recurrent layer for a pass over `rows` tokens from position `start` on: what holds before them, and where to
     /// write what holds after them. Several steps of a pass may ask, each for its own part of the state. Nothing is kept until
     /// [`commit`](Self::commit).
     ///
-    /// `start` is the length held, or 0, which forgets what is held.
+    /// `start` is the length held, or 0, which forgets what is held, or the length of a snapshot.
     ///
     /// # Errors
     /// [`Error::NoSuchLayer`], [`Error::LayerKind`], [`Error::Gap`], [`Error::NeedsPrefill`], [`Error::Capacity`].
     pub fn advance(&mut self, layer: usize, start: usize, rows: usize) -> Result<StateStep<'_>, Error> {
-        let max_tokens = self.max_tokens;
-        let state = match self.layer_mut(layer)? {
-            Layer::Recurrent(state) => state,
-            other => return Err(wrong_kind(layer, "recurrent state", other)),
+        let Place::Recurrent { index } = self.place(layer, "recurrent state")? else {
+            unreachable!("`place` has looked at the kind")
         };
-        let end_tokens = start.saturating_add(rows);
+        let (end_tokens, max_tokens) = (start.saturating_add(rows), self.max_tokens);
         if end_tokens > max_tokens {
             return Err(Error::Capacity { layer, end_tokens, max_tokens });
         }
-        state.advance(layer, start, end_tokens)
+        self.recurrent.advance(index, start, end_tokens)
     }
 
-    /// Ends a pass: the states that it wrote take the place of those before it. KV needs no such call.
+    /// Ends a pass: the states that it wrote take the place of those before it, a snapshot is kept where the length calls for one, and
+    /// blocks that no later row can see are let go.
     pub fn commit(&mut self) {
-        for layer in &mut self.layers {
-            match layer {
-                Layer::Recurrent(state) => state.commit(),
-                Layer::Kv(_) | Layer::Stateless => {}
-            }
+        for group in &mut self.groups {
+            group.commit(&mut self.purse);
         }
+        self.recurrent.commit(&mut self.purse);
+        self.note_peak();
     }
 
     /// Forgets all tokens from `tokens` on, and what a pass has written to recurrent state without a commit; frees the blocks that hold
     /// no token any more. Past the end there is nothing to forget.
     ///
     /// # Errors
-    /// [`Error::NeedsPrefill`] if a recurrent layer would have to go back to a length other than 0; nothing is changed then.
+    /// [`Error::NeedsPrefill`] if a window has dropped keys that a row at `tokens` sees, or if a recurrent layer has no snapshot of that
+    /// length; nothing is changed then. Its `from` is a length that can be gone back to.
     pub fn truncate(&mut self, tokens: usize) -> Result<(), Error> {
-        for (index, layer) in self.layers.iter().enumerate() {
-            match layer {
-                Layer::Recurrent(state) => state.check_truncate(index, tokens)?,
-                Layer::Kv(_) | Layer::Stateless => {}
-            }
+        if let Err((layer, len_tokens)) = self.check_truncate(tokens) {
+            let from = self.borders(tokens).find(|&border| self.check_truncate(border).is_ok()).unwrap_or(0);
+            return Err(Error::NeedsPrefill { layer, tokens, len_tokens, from });
         }
-        for layer in &mut self.layers {
-            match layer {
-                Layer::Kv(kv) => kv.truncate(tokens),
-                Layer::Recurrent(state) => state.truncate(tokens),
-                Layer::Stateless => {}
-            }
+        for group in &mut self.groups {
+            group.truncate(tokens, &mut self.purse);
         }
+        self.recurrent.truncate(tokens, &mut self.purse);
         Ok(())
+    }
+
+    fn borders(&self, tokens: usize) -> impl Iterator<Item = usize> {
+        self.recurrent.borders(tokens)
+    }
+
+    fn check_truncate(&self, tokens: usize) -> Result<(), (usize, usize)> {
+        let groups = self.groups.iter().filter_map(|group| group.check_truncate(tokens).err());
+        let faults = groups.chain(self.recurrent.check_truncate(tokens).err());
+        faults.min().map_or(Ok(()), Err)
+    }
+
+    /// Another sequence with the same tokens, whose whole blocks are the same memory: nobody writes to a block that others hold. What
+    /// grows differently afterwards is each sequence's own; a block that is begun is copied by whoever writes to it first.
+    ///
+    /// `reservation` pays for what the fork will not share: [`Sequence::fork_bytes`]. The shared blocks stay paid for as they are, until the
+    /// last of their owners is gone.
+    ///
+    /// # Errors
+    /// [`Error::Uncommitted`] inside a pass, [`Error::Reservation`], [`Error::OtherLedger`], [`Error::OutOfMemory`].
+    pub fn fork(&self, max_tokens: usize, reservation: Reservation) -> Result<Self, Error> {
+        let len = self.len();
+        if len > max_tokens {
+            return Err(Error::Capacity { layer: 0, end_tokens: len, max_tokens });
+        }
+        if let Some((layer, layer_tokens)) = self.lens().find(|&(_, tokens)| tokens != len) {
+            return Err(Error::Uncommitted { layer, layer_tokens, len_tokens: len });
+        }
+        if !reservation.ledger().same_as(self.purse.ledger()) {
+            return Err(Error::OtherLedger);
+        }
+        let mut fork = Self::with_shared(&self.spec, max_tokens, reservation, self.shared_bytes())?;
+        for (to, from) in fork.groups.iter_mut().zip(&self.groups) {
+            *to = from.fork(len, max_tokens, &mut fork.purse)?;
+        }
+        fork.recurrent.fork_from(&self.recurrent, &mut fork.purse)?;
+        fork.note_peak();
+        Ok(fork)
+    }
+
+    /// Bytes to reserve for a fork of at most `max_tokens`.
+    pub fn fork_bytes(&self, max_tokens: usize) -> u64 {
+        self.spec.bytes(max_tokens).saturating_sub(self.shared_bytes())
+    }
+
+    /// Whole blocks that stay for good: windows move on, and a begun block is written to.
+    fn shared_bytes(&self) -> u64 {
+        let blocks = (self.len() / KV_BLOCK_TOKENS) as u64;
+        let full = self.groups.iter().map(KvGroup::spec).filter(|group| group.window.is_none());
+        full.map(|group| blocks * group.slab_bytes as u64).sum()
     }
 
     /// Tokens held by every layer that holds any: KV as appended, recurrent state as committed.
     pub fn len(&self) -> usize {
-        self.layers.iter().filter_map(Layer::len).min().unwrap_or(0)
+        self.lens().map(|(_, tokens)| tokens).min().unwrap_or(0)
     }
 
     /// Whether some layer stores no token.
@@ -228,7 +240,16 @@ impl Sequence {
 
     /// Tokens stored in one layer; inside a pass, layers differ. 0 for a layer that does not exist or holds nothing.
     pub fn layer_len(&self, layer: usize) -> usize {
-        self.layers.get(layer).and_then(Layer::len).unwrap_or(0)
+        match self.places.get(layer) {
+            Some(&Place::Kv { group, index }) => self.groups[group].layer_len(index),
+            Some(&Place::Recurrent { index }) => self.recurrent.layer_len(index),
+            Some(Place::Stateless) | None => 0,
+        }
+    }
+
+    /// Tokens by layer, of those that hold any.
+    fn lens(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.groups.iter().flat_map(KvGroup::lens).chain(self.recurrent.lens())
     }
 
     /// Most tokens it may hold.
@@ -236,27 +257,53 @@ impl Sequence {
         self.max_tokens
     }
 
-    /// Bytes allocated now; [`KvSpec::bytes`] of the length between passes.
+    /// What it holds by layer.
+    pub const fn spec(&self) -> &KvSpec {
+        &self.spec
+    }
+
+    /// The ledger that pays for it.
+    pub fn ledger(&self) -> &Ledger {
+        self.purse.ledger()
+    }
+
+    /// Bytes held now, shared blocks included; [`KvSpec::held_bytes`] of the length between passes.
     pub fn bytes(&self) -> u64 {
-        let bytes = |layer: &Layer| match layer {
-            Layer::Kv(kv) => kv.blocks.len() as u64 * kv.spec.block_bytes(),
-            Layer::Recurrent(state) => state.bytes(),
-            Layer::Stateless => 0,
-        };
-        self.layers.iter().map(bytes).sum()
+        self.groups.iter().map(KvGroup::bytes).sum::<u64>() + self.recurrent.bytes()
     }
 
-    /// Bytes reserved.
+    /// The most bytes that ever lay in mappings of their own, which no allocator counts.
+    pub const fn peak_mapped_bytes(&self) -> u64 {
+        self.peak_mapped_bytes
+    }
+
+    pub(crate) fn note_peak(&mut self) {
+        let mapped = self.groups.iter().map(KvGroup::mapped_bytes).sum::<u64>() + self.recurrent.mapped_bytes();
+        self.peak_mapped_bytes = self.peak_mapped_bytes.max(mapped);
+    }
+
+    /// Bytes reserved: for what is held, shared blocks included, and for what is still to come.
     pub fn reserved_bytes(&self) -> u64 {
-        self.reservation.bytes()
+        self.bytes() + self.purse.bytes()
     }
 
-    fn layer_mut(&mut self, layer: usize) -> Result<&mut Layer, Error> {
-        let layers = self.layers.len();
-        self.layers.get_mut(layer).ok_or(Error::NoSuchLayer { layer, layers })
+    fn place(&self, layer: usize, expected: &'static str) -> Result<Place, Error> {
+        let layers = self.places.len();
+        let place = *self.places.get(layer).ok_or(Error::NoSuchLayer { layer, layers })?;
+        if place.holds() == expected {
+            Ok(place)
+        } else {
+            Err(Error::LayerKind { layer, expected, found: place.holds() })
+        }
     }
 }
 
-fn wrong_kind(layer: usize, expected: &'static str, found: &Layer) -> Error {
-    Error::LayerKind { layer, expected, found: found.holds() }
+/// The place of a layer with KV.
+fn find(groups: &[KvGroup], layer: usize) -> Place {
+    for (group, of) in groups.iter().enumerate() {
+        if let Some(index) = of.spec().layers.iter().position(|at| at.layer == layer) {
+            return Place::Kv { group, index };
+        }
+    }
+    unreachable!("every layer with KV is in a group")
 }

@@ -1,19 +1,24 @@
 //! The public API of the cache.
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
-use plimsoll_attention::{AttnParams, AttnShape, Isa, KV_BLOCK_TOKENS, KvDtype, KvLayout, Route, Settings};
-use plimsoll_kvcache::{BlockTable, Error, KvLayerSpec, KvSpec, LayerSpec, RecurrentSpec, Sequence};
+use plimsoll_attention::{AttnParams, AttnShape, Isa, KV_BLOCK_TOKENS, Route, Settings};
+use plimsoll_kvcache::{BlockTable, Error, KvSpec, LayerSpec, RecurrentSpec, Sequence};
 use plimsoll_memguard::{Budget, Kind, Ledger};
 use proptest::prelude::*;
 
-const FULL: KvLayerSpec =
-    KvLayerSpec { layout: KvLayout { kv_heads: 2, head_dim: 6, v_head_dim: 4, dtype: KvDtype::Bf16 }, window: None };
-const WINDOWED: KvLayerSpec =
-    KvLayerSpec { layout: KvLayout { kv_heads: 1, head_dim: 5, v_head_dim: 3, dtype: KvDtype::F32 }, window: Some(16) };
+mod disk;
+mod forks;
+mod plain_model;
+mod prefix;
+mod schedules;
+mod snapshots;
+mod windows;
+
+use plain_model::{FULL, WINDOWED};
 
 /// Two layers of different shapes.
 fn spec() -> KvSpec {
-    KvSpec { layers: vec![FULL.into(), WINDOWED.into()] }
+    KvSpec::new(vec![FULL.into(), WINDOWED.into()])
 }
 
 fn sequence(max_tokens: usize) -> Sequence {
@@ -168,7 +173,7 @@ fn a_table_allocates_once_for_the_longest_view() {
 /// KV in layer 1 only: layers 0 and 3 recur, layer 2 holds nothing.
 fn hybrid() -> KvSpec {
     let recurrent = |elements| LayerSpec::Recurrent(RecurrentSpec { elements });
-    KvSpec { layers: vec![recurrent(5), FULL.into(), LayerSpec::Stateless, recurrent(32)] }
+    KvSpec::new(vec![recurrent(5), FULL.into(), LayerSpec::Stateless, recurrent(32)])
 }
 
 fn hybrid_sequence(spec: &KvSpec, max_tokens: usize) -> Sequence {
@@ -265,7 +270,7 @@ fn a_layer_is_asked_only_for_what_it_holds() {
 
 #[test]
 fn a_model_without_kv_has_the_length_of_its_states() {
-    let spec = KvSpec { layers: vec![LayerSpec::Stateless, RecurrentSpec { elements: 4 }.into()] };
+    let spec = KvSpec::new(vec![LayerSpec::Stateless, RecurrentSpec { elements: 4 }.into()]);
     let mut sequence = hybrid_sequence(&spec, 10);
     sequence.advance(1, 0, 7).unwrap();
     assert_eq!(sequence.len(), 0, "not committed yet");

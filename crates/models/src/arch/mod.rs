@@ -60,7 +60,7 @@ pub struct KvLayerShape {
 }
 
 impl Architecture {
-    /// What a sequence holds for all layers, KV stored as `dtype`.
+    /// What a sequence holds for all layers, KV stored as `dtype`: priced for passes of any size, without snapshots of recurrent state.
     #[must_use]
     pub fn kv_spec(&self, dtype: KvDtype) -> KvSpec {
         let layers = self.layers.iter().map(|layer| match *layer {
@@ -76,7 +76,7 @@ impl Architecture {
             LayerState::Recurrent(spec) => LayerSpec::Recurrent(spec),
             LayerState::Stateless => LayerSpec::Stateless,
         });
-        KvSpec { layers: layers.collect() }
+        KvSpec::new(layers.collect())
     }
 }
 

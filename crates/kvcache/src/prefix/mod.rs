@@ -1,0 +1,256 @@
+//! Blocks of prompts, kept for prompts to come that begin alike.
+
+mod disk;
+mod hit;
+mod index;
+mod key;
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use plimsoll_attention::KV_BLOCK_TOKENS;
+use plimsoll_memguard::{Evict, Kind, Ledger, Reservation};
+
+use crate::slab::SlabRef;
+use crate::spec::GroupSpec;
+use crate::{Error, KvSpec, Sequence};
+use disk::Disk;
+pub use hit::Hit;
+use index::Index;
+pub use key::CacheIdentity;
+use key::Key;
+
+/// Which parts of a block there are: bit `i` for group `i` of layers, the bit after them for the recurrent states after the block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Parts(u64);
+
+impl Parts {
+    const NONE: Self = Self(0);
+
+    const fn with(self, part: usize) -> Self {
+        Self(self.0 | 1 << part)
+    }
+
+    const fn has(self, part: usize) -> bool {
+        self.0 >> part & 1 == 1
+    }
+
+    const fn has_all(self, of: Self) -> bool {
+        self.0 & of.0 == of.0
+    }
+
+    const fn or(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+/// What a block of this model is made of.
+#[derive(Debug)]
+struct Shape {
+    spec: KvSpec,
+    groups: Vec<GroupSpec>,
+    /// Bytes of each part: a slab of each group, then the recurrent states if there are any.
+    part_bytes: Vec<usize>,
+    /// Parts of layers that see everything before them: a block without them is none.
+    full: Parts,
+}
+
+impl Shape {
+    fn new(spec: &KvSpec) -> Self {
+        let groups = spec.groups();
+        let mut part_bytes: Vec<usize> = groups.iter().map(|group| group.slab_bytes).collect();
+        part_bytes.extend(Some(spec.state_bytes()).filter(|&bytes| bytes > 0));
+        let is_full = |part: &usize| groups[*part].window.is_none();
+        let full = (0..groups.len()).filter(is_full).fold(Parts::NONE, Parts::with);
+        Self { spec: spec.clone(), groups, part_bytes, full }
+    }
+
+    /// The part of the recurrent states, if the model has any.
+    fn state_part(&self) -> Option<usize> {
+        Some(self.groups.len()).filter(|&part| part < self.part_bytes.len())
+    }
+
+    fn is_full(&self, part: usize) -> bool {
+        self.full.has(part)
+    }
+}
+
+/// Where a prefix cache keeps blocks beside memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DiskOptions {
+    /// A folder of its own; made if it is missing. Several processes may use one folder.
+    pub folder: PathBuf,
+    /// Most bytes of all files together; the ones used longest ago go first.
+    pub limit_bytes: u64,
+}
+
+/// Full KV blocks of earlier prompts, found by a chain of hashes over model, KV type, kernel contract and token ids.
+///
+/// A hit is the longest border of blocks where layers that see everything have every block, windowed layers their last window and recurrent
+/// layers a snapshot; at least one token of a prompt is always left to compute. A hit holds the bits that a computation would have
+/// written, so a prompt's logits are the same with and without it.
+///
+/// Blocks are shared with the sequences that wrote them, and paid for once. What no sequence uses any more is reserved as
+/// [`Kind::PrefixCache`], and let go, used longest ago first, when the ledger asks. Clones are handles to one cache.
+#[derive(Debug, Clone)]
+pub struct PrefixCache {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    ledger: Ledger,
+    shape: Shape,
+    root: Key,
+    limit_bytes: u64,
+    index: Mutex<Index>,
+    disk: Option<Disk>,
+}
+
+impl Inner {
+    fn index(&self) -> MutexGuard<'_, Index> {
+        // A panic under the lock could leave a byte count behind that is off, and nothing else.
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Evict for Inner {
+    fn evict(&self, wanted_bytes: u64) {
+        self.index().evict(wanted_bytes);
+    }
+}
+
+impl PrefixCache {
+    /// An empty cache of at most `limit_bytes` in memory, for sequences of `spec` whose bytes come from `ledger`. The ledger may take all of
+    /// it back.
+    ///
+    /// # Panics
+    /// If the layers have more than 63 different windows.
+    #[must_use]
+    pub fn new(ledger: &Ledger, spec: &KvSpec, identity: &CacheIdentity, limit_bytes: u64) -> Self {
+        Self::make(ledger, spec, identity, limit_bytes, None)
+    }
+
+    /// As [`PrefixCache::new`], with a second tier on disk: what is published is written there too, and found by later processes.
+    /// A file that is damaged, or of another model or version, is removed with a warning.
+    ///
+    /// # Errors
+    /// The system's, if the folder cannot be made or read.
+    ///
+    /// # Panics
+    /// As [`PrefixCache::new`].
+    pub fn with_disk(
+        ledger: &Ledger,
+        spec: &KvSpec,
+        identity: &CacheIdentity,
+        limit_bytes: u64,
+        disk: &DiskOptions,
+    ) -> io::Result<Self> {
+        let disk = Disk::open(disk, Key::root(identity, spec), Shape::new(spec).part_bytes)?;
+        Ok(Self::make(ledger, spec, identity, limit_bytes, Some(disk)))
+    }
+
+    fn make(ledger: &Ledger, spec: &KvSpec, identity: &CacheIdentity, limit_bytes: u64, disk: Option<Disk>) -> Self {
+        let shape = Shape::new(spec);
+        assert!(shape.part_bytes.len() <= 64, "layers of {} different windows", shape.groups.len());
+        let index = Mutex::new(Index::new(shape.full));
+        let (ledger, root) = (ledger.clone(), Key::root(identity, spec));
+        let inner = Arc::new(Inner { ledger, shape, root, limit_bytes, index, disk });
+        inner.ledger.add_evictable(&inner);
+        Self { inner }
+    }
+
+    /// Bytes of the blocks in memory, those included that running sequences hold too.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.inner.index().bytes()
+    }
+
+    /// Blocks of 64 tokens in memory.
+    #[must_use]
+    pub fn blocks(&self) -> usize {
+        self.inner.index().len()
+    }
+
+    /// Lets go of all blocks in memory; files stay.
+    pub fn clear(&self) {
+        self.inner.index().shrink_to(0);
+    }
+
+    /// Keeps the whole blocks of `tokens`, which `sequence` holds, beginning with its first token. Nothing is copied in memory.
+    ///
+    /// `tokens` must be the ids that the sequence was given, and their rows must have been computed in prefill: on devices where a row of
+    /// decode may have other bits, a decoded token does not belong here. A layer with a window has only its latest blocks left: publish
+    /// after each chunk to keep more borders. A recurrent layer has a border only where the sequence kept a snapshot.
+    ///
+    /// What finds no memory or no room on disk is left out.
+    ///
+    /// # Errors
+    /// [`Error::OtherSpec`], [`Error::OtherLedger`].
+    pub fn publish(&self, sequence: &Sequence, tokens: &[u32]) -> Result<(), Error> {
+        self.check(sequence)?;
+        let blocks = tokens.len().min(sequence.len()) / KV_BLOCK_TOKENS;
+        let keys = self.inner.root.chain(tokens, blocks);
+        let mut index = self.inner.index();
+        for (block, key) in keys.iter().enumerate() {
+            let held = index.parts(key);
+            for (part, slab) in self.parts_of(sequence, block) {
+                if held.has(part) {
+                    continue;
+                }
+                // The sequence goes on to need the price of what it will let go of, so the cache pays for its own hold.
+                let deposit = match self.inner.shape.is_full(part) {
+                    true => None,
+                    false => match self.pay(&mut index, slab.bytes()) {
+                        Some(deposit) => Some(deposit),
+                        None => continue,
+                    },
+                };
+                index.insert(*key, part, slab.share_with_cache(deposit));
+            }
+        }
+        index.touch(&keys);
+        index.shrink_to(self.inner.limit_bytes);
+        drop(index);
+        if let Some(disk) = &self.inner.disk {
+            for (block, key) in keys.iter().enumerate() {
+                let parts: Vec<(usize, &[u8])> =
+                    self.parts_of(sequence, block).map(|(part, slab)| (part, slab.memory())).collect();
+                disk.write(key, &parts);
+            }
+            disk.touch(&keys);
+            disk.trim();
+        }
+        Ok(())
+    }
+
+    /// What the sequence holds of a block.
+    fn parts_of<'a>(&self, sequence: &'a Sequence, block: usize) -> impl Iterator<Item = (usize, &'a SlabRef)> {
+        let groups = sequence.groups.iter().map(move |group| group.block(block));
+        let state = sequence.recurrent.snapshot((block + 1) * KV_BLOCK_TOKENS);
+        let state_part = self.inner.shape.state_part();
+        let slabs = groups.enumerate().filter_map(|(part, slab)| Some((part, slab?)));
+        slabs.chain(state_part.and_then(|part| Some((part, state?))))
+    }
+
+    /// Bytes for the cache's own hold, at the price of older blocks if need be. Called under the lock that `evict` takes, so the ledger must
+    /// not ask evictable holders.
+    fn pay(&self, index: &mut Index, bytes: u64) -> Option<Reservation> {
+        let reserve = || self.inner.ledger.reserve_free(Kind::PrefixCache, bytes).ok();
+        reserve().or_else(|| {
+            index.evict(bytes);
+            reserve()
+        })
+    }
+
+    fn check(&self, sequence: &Sequence) -> Result<(), Error> {
+        if sequence.spec().layers != self.inner.shape.spec.layers {
+            return Err(Error::OtherSpec);
+        }
+        if !sequence.ledger().same_as(&self.inner.ledger) {
+            return Err(Error::OtherLedger);
+        }
+        Ok(())
+    }
+}

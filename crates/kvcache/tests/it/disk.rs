@@ -1,0 +1,162 @@
+//! The prefix cache on disk: only whole, own and undamaged files are believed.
+
+use super::plain_model::{IDENTITY, cold, content, empty, hybrid, ids, prefill, run, windowed};
+use plimsoll_kvcache::{DiskOptions, KvSpec, PrefixCache};
+use plimsoll_memguard::{Budget, Ledger};
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+/// A cache of a process that has just started: nothing in memory.
+fn open(ledger: &Ledger, spec: &KvSpec, folder: &Path, limit_bytes: u64) -> PrefixCache {
+    let disk = DiskOptions { folder: folder.to_owned(), limit_bytes };
+    PrefixCache::with_disk(ledger, spec, &IDENTITY, u64::MAX, &disk).unwrap()
+}
+
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let mut files: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort_by_key(|path| fs::metadata(path).unwrap().modified().unwrap());
+    files
+}
+
+/// Collects warnings.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+fn warnings(f: impl FnOnce()) -> Vec<String> {
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber =
+        tracing_subscriber::fmt().with_ansi(false).without_time().with_writer(move || writer.clone()).finish();
+    tracing::subscriber::with_default(subscriber, f);
+    let bytes = log.0.lock().unwrap().clone();
+    String::from_utf8(bytes).unwrap().lines().filter(|line| line.contains("WARN")).map(str::to_owned).collect()
+}
+
+#[test]
+fn a_later_process_finds_what_an_earlier_one_wrote() {
+    for (spec, cached) in [(super::spec(), 256), (windowed(), 256), (hybrid(1), 256), (hybrid(3), 192)] {
+        let (ledger, folder) = (Ledger::new(Budget::Unlimited), tempfile::tempdir().unwrap());
+        let tokens = ids(310, 0);
+        prefill(&open(&ledger, &spec, folder.path(), 1 << 30), &mut empty(&ledger, &spec, 310), &tokens);
+        assert_eq!(files(folder.path()).len(), 4);
+        let tight = Ledger::new(Budget::Bytes(spec.bytes(310)));
+        let cache = open(&tight, &spec, folder.path(), 1 << 30);
+        let mut sequence = empty(&tight, &spec, 310);
+        // The ledger has no byte beyond the sequence's own: its reservation pays for what is read.
+        assert_eq!(cache.restore(&mut sequence, &tokens), Ok(cached), "{spec:?}");
+        assert_eq!(tight.usage().reserved_bytes(), spec.bytes(310));
+        while sequence.len() < tokens.len() {
+            let rows = (tokens.len() - sequence.len()).min(64);
+            run(&mut sequence, &tokens, rows);
+        }
+        assert!(content(&mut sequence) == cold(&spec, &tokens), "{spec:?}");
+        cache.publish(&sequence, &tokens).unwrap();
+        drop(sequence);
+        cache.clear();
+        assert_eq!(tight.usage().reserved_bytes(), 0);
+    }
+}
+
+#[test]
+fn a_damaged_file_is_dropped_with_one_warning_and_the_prefix_before_it_is_used() {
+    let spec = hybrid(1);
+    let tokens = ids(310, 0);
+    let whole = {
+        let (ledger, folder) = (Ledger::new(Budget::Unlimited), tempfile::tempdir().unwrap());
+        prefill(&open(&ledger, &spec, folder.path(), 1 << 30), &mut empty(&ledger, &spec, 310), &tokens);
+        // Used latest is the first block.
+        let read = |path: PathBuf| (path.file_name().unwrap().to_owned(), fs::read(path).unwrap());
+        files(folder.path()).into_iter().rev().map(read).collect::<Vec<_>>()
+    };
+    let flip = |at: usize| move |bytes: &mut Vec<u8>| bytes[at] ^= 1;
+    let length = whole[2].1.len();
+    type Damage = Box<dyn Fn(&mut Vec<u8>)>;
+    let other = whole[1].1.clone();
+    let cases: Vec<(&str, Damage)> = vec![
+        ("no file of a prefix cache", Box::new(flip(0))),
+        ("another version", Box::new(flip(8))),
+        ("another model", Box::new(flip(20))),
+        ("another block", Box::new(flip(60))),
+        ("another block", Box::new(move |bytes| bytes.clone_from(&other))),
+        ("parts that the model does not have", Box::new(|bytes| bytes[80 + 5] = 1)),
+        ("its length", Box::new(|bytes| bytes.push(0))),
+        ("its length", Box::new(|bytes| bytes.truncate(bytes.len() - 1))),
+        ("too short", Box::new(|bytes| bytes.truncate(30))),
+        ("too short", Box::new(Vec::clear)),
+        ("its checksum", Box::new(flip(100))),
+        ("its checksum", Box::new(flip(length - 1))),
+        ("its checksum", Box::new(move |bytes| bytes[200..length - 40].fill(0))),
+    ];
+    for (reason, damage) in cases {
+        let (ledger, folder) = (Ledger::new(Budget::Bytes(spec.bytes(310))), tempfile::tempdir().unwrap());
+        for (index, (name, bytes)) in whole.iter().enumerate() {
+            let mut bytes = bytes.clone();
+            if index == 2 {
+                damage(&mut bytes);
+            }
+            fs::write(folder.path().join(name), bytes).unwrap();
+        }
+        let cache = open(&ledger, &spec, folder.path(), 1 << 30);
+        let told = warnings(|| {
+            for _ in 0..3 {
+                let mut sequence = empty(&ledger, &spec, 310);
+                assert_eq!(cache.restore(&mut sequence, &tokens), Ok(128), "{reason}");
+                assert_eq!(ledger.usage().reserved_bytes(), spec.bytes(310), "{reason}");
+                run(&mut sequence, &tokens, 182);
+                assert!(content(&mut sequence) == cold(&spec, &tokens), "{reason}");
+            }
+        });
+        assert!(told.len() == 1 && told[0].contains(reason), "{reason}: {told:?}");
+        assert!(!folder.path().join(&whole[2].0).exists(), "{reason}");
+    }
+}
+
+#[test]
+fn the_folder_stays_within_its_limit_and_keeps_what_was_used_last() {
+    let spec = super::spec();
+    let (ledger, folder) = (Ledger::new(Budget::Unlimited), tempfile::tempdir().unwrap());
+    let path = folder.path();
+    prefill(&open(&ledger, &spec, path, 1 << 30), &mut empty(&ledger, &spec, 200), &ids(200, 0));
+    let bytes: u64 = files(path).iter().map(|path| fs::metadata(path).unwrap().len()).sum();
+    let limited = || open(&ledger, &spec, path, 2 * bytes);
+    let publish = |version| prefill(&limited(), &mut empty(&ledger, &spec, 200), &ids(200, version));
+    assert_eq!((publish(1), publish(0)), (0, 192));
+    publish(2);
+    assert_eq!(files(path).len(), 6);
+    let found = |version| limited().lookup(&ids(200, version)).tokens();
+    assert_eq!([0, 1, 2].map(found), [192, 0, 192]);
+    let tiny = open(&ledger, &spec, path, bytes / 3);
+    assert_eq!((files(path).len(), tiny.lookup(&ids(200, 0)).tokens()), (1, 0), "opening trims too");
+    fs::write(path.join("123-0-0.unfinished"), b"left by a writer that died").unwrap();
+    drop(limited());
+    assert_eq!(files(path).len(), 1);
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_costs_one_warning_and_no_result() {
+    let spec = super::spec();
+    let (ledger, folder) = (Ledger::new(Budget::Unlimited), tempfile::tempdir().unwrap());
+    let path = folder.path().join("cache");
+    let cache = open(&ledger, &spec, &path, 1 << 30);
+    fs::remove_dir(&path).unwrap();
+    let told = warnings(|| {
+        assert_eq!(prefill(&cache, &mut empty(&ledger, &spec, 200), &ids(200, 0)), 0);
+        assert_eq!(prefill(&cache, &mut empty(&ledger, &spec, 200), &ids(200, 0)), 192, "from memory");
+    });
+    assert_eq!(told.len(), 1, "{told:?}");
+    fs::write(&path, "a file").unwrap();
+    let disk = DiskOptions { folder: path, limit_bytes: 1 };
+    assert!(PrefixCache::with_disk(&ledger, &spec, &IDENTITY, 1, &disk).is_err());
+}
