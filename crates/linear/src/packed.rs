@@ -79,6 +79,11 @@ impl PackedWeight {
         size_of_val(&*self.lines) as u64
     }
 
+    /// The bytes themselves, in the kernels' layout: to tell weights apart, not to read numbers from.
+    pub fn packed(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.lines)
+    }
+
     /// Rows of the stored matrix, columns of the product.
     pub fn out_features(&self) -> usize {
         self.out_features

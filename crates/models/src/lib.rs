@@ -9,6 +9,7 @@ pub mod gguf;
 mod kernels;
 mod layers;
 mod model;
+mod prefix;
 mod profile;
 pub mod sampler;
 mod session;
@@ -28,6 +29,7 @@ pub use executor::{
 };
 pub use layers::rope::{Rope, RopeScaling};
 pub use model::{Constant, LoadOptions, LoadPlan, Model, Outline, OutlineTypes, WeightTypes};
+pub use prefix::CONTRACT_VERSION;
 pub use profile::{CpuProfile, register_programs};
 pub use session::{CandleSession, CpuSession, PromptTarget, Session};
 pub use text::{TextError, TextModel};

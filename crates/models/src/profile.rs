@@ -62,7 +62,7 @@ impl Profile for CpuProfile<'_> {
     }
 
     fn kv_bytes(&self, context_tokens: usize) -> u64 {
-        self.architecture.kv_spec(self.settings.kv_dtype).bytes(context_tokens)
+        self.settings.kv_spec(self.architecture).bytes(context_tokens)
     }
 
     /// The peak of the pass by the program's plan: exactly the arena that the executor makes.

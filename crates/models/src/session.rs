@@ -6,7 +6,7 @@ use crate::executor::{
     observer::StepObserver,
     pass::{ExecError, LogitRows, Segment},
 };
-use plimsoll_kvcache::Sequence;
+use plimsoll_kvcache::{PrefixCache, Sequence};
 use plimsoll_prefill::{Chunk, ChunkTarget, Held};
 use plimsoll_program::Dims;
 use std::ops::Range;
@@ -42,8 +42,34 @@ pub trait Session {
     /// Bytes that the executor keeps for the next pass; `None` if it does not count them.
     fn kept_bytes(&self) -> Option<u64>;
 
+    /// The most bytes of keys, values and states that ever lay in mappings of their own, which no allocator counts.
+    fn mapped_kv_bytes(&self) -> u64 {
+        0
+    }
+
     /// Gives back what the executor keeps between passes.
     fn drain(&mut self);
+
+    /// Takes over the longest prefix of `prompt` that `cache` holds, for a session that holds nothing: go on with the tokens after it. At
+    /// least one token is left, so that there are logits. Bits are those of a computation. Returns the tokens taken over; 0 on an executor
+    /// that cannot share blocks.
+    ///
+    /// # Errors
+    /// [`ExecError::PrefixCache`]; the session is then as it was.
+    fn restore(&mut self, cache: &PrefixCache, prompt: &[u32]) -> Result<usize, ExecError> {
+        let _ = (cache, prompt);
+        Ok(0)
+    }
+
+    /// Lets `cache` keep the whole blocks of `prompt`, the first tokens of this session, computed in prefill. Does nothing on an executor
+    /// that cannot share blocks.
+    ///
+    /// # Errors
+    /// [`ExecError::PrefixCache`].
+    fn publish(&self, cache: &PrefixCache, prompt: &[u32]) -> Result<(), ExecError> {
+        let _ = (cache, prompt);
+        Ok(())
+    }
 }
 
 /// A sequence on the CPU executor.
@@ -100,7 +126,7 @@ impl<O: StepObserver> Session for CpuSession<O> {
     }
 
     fn kv_growth_bytes(&self, rows: usize) -> u64 {
-        let spec = self.executor.model().architecture().kv_spec(self.executor.settings().kv_dtype);
+        let spec = self.executor.settings().kv_spec(self.executor.model().architecture());
         let len = self.sequence.len();
         spec.bytes(len.saturating_add(rows)).saturating_sub(spec.bytes(len))
     }
@@ -109,8 +135,20 @@ impl<O: StepObserver> Session for CpuSession<O> {
         Some(self.executor.stats().arena_bytes)
     }
 
+    fn mapped_kv_bytes(&self) -> u64 {
+        self.sequence.peak_mapped_bytes()
+    }
+
     fn drain(&mut self) {
         // The arena stays: the next chunk has its size. What the allocator keeps of freed blocks is the binary's to trim.
+    }
+
+    fn restore(&mut self, cache: &PrefixCache, prompt: &[u32]) -> Result<usize, ExecError> {
+        cache.restore(&mut self.sequence, prompt).map_err(ExecError::PrefixCache)
+    }
+
+    fn publish(&self, cache: &PrefixCache, prompt: &[u32]) -> Result<(), ExecError> {
+        cache.publish(&self.sequence, prompt).map_err(ExecError::PrefixCache)
     }
 }
 
@@ -189,6 +227,7 @@ pub struct PromptTarget<'a, S> {
     /// Logits of the prompt's last row only, or of every row.
     logit_rows: LogitRows,
     sink: &'a mut dyn FnMut(Range<usize>, &[f32]),
+    cache: Option<&'a PrefixCache>,
 }
 
 impl<S> std::fmt::Debug for PromptTarget<'_, S> {
@@ -205,7 +244,15 @@ impl<'a, S: Session> PromptTarget<'a, S> {
         logit_rows: LogitRows,
         sink: &'a mut dyn FnMut(Range<usize>, &[f32]),
     ) -> Self {
-        Self { session, prompt, logit_rows, sink }
+        Self { session, prompt, logit_rows, sink, cache: None }
+    }
+
+    /// The same, and every chunk is [published](Session::publish) to `cache` once it is computed. To profit from the cache,
+    /// [restore](Session::restore) the session first and begin behind what it holds.
+    #[must_use]
+    pub fn publishing_to(mut self, cache: &'a PrefixCache) -> Self {
+        self.cache = Some(cache);
+        self
     }
 
     fn wanted(&self, end: usize) -> LogitRows {
@@ -236,7 +283,7 @@ impl<S: Session> ChunkTarget for PromptTarget<'_, S> {
         if logits.rows > 0 {
             (self.sink)(end - logits.rows..end, logits.values);
         }
-        Ok(())
+        self.cache.map_or(Ok(()), |cache| self.session.publish(cache, &self.prompt[..end]))
     }
 
     fn drain(&mut self) {

@@ -4,5 +4,6 @@ mod determinism;
 mod determinism_segments;
 mod histories;
 mod memory;
+mod prefix_cache;
 mod smollm2;
 mod tiny;

@@ -1,6 +1,7 @@
 //! What the CPU kernels of a step need beside its slots: the planner asks here, and so does the executor.
 
 use crate::{
+    arch::Architecture,
     kernels::arena::OPERANDS,
     kernels::{
         delta::DeltaShape,
@@ -9,6 +10,7 @@ use crate::{
     model::WeightTypes,
 };
 use plimsoll_attention::{AttnShape, KvDtype, Route};
+use plimsoll_kvcache::{KvSpec, Snapshots};
 use plimsoll_linear::WeightType;
 use plimsoll_program::{CostModel, Dims, HeadOrder, Op, Program, Slot};
 use smallvec::SmallVec;
@@ -26,6 +28,11 @@ pub struct CpuSettings {
     pub attention_route: Option<plimsoll_attention::RouteKind>,
     /// Type in which keys and values are kept.
     pub kv_dtype: KvDtype,
+    /// Most rows of a sequence in one pass, which layers with a sliding window are priced for; `None` sets no limit, and they are priced at
+    /// the whole context.
+    pub max_chunk_rows: Option<usize>,
+    /// Recurrent states of the past that a sequence keeps, to go back to and for a prefix cache.
+    pub snapshots: Option<Snapshots>,
 }
 
 impl CpuSettings {
@@ -38,7 +45,16 @@ impl CpuSettings {
             attention_isa: plimsoll_attention::Isa::detect(),
             attention_route: None,
             kv_dtype,
+            max_chunk_rows: None,
+            snapshots: None,
         }
+    }
+
+    /// What a sequence of this model holds and costs with these settings.
+    #[must_use]
+    pub fn kv_spec(&self, architecture: &Architecture) -> KvSpec {
+        let spec = architecture.kv_spec(self.kv_dtype);
+        spec.with_max_chunk_rows(self.max_chunk_rows).with_snapshots(self.snapshots)
     }
 
     pub(crate) fn linear(&self) -> plimsoll_linear::Settings {

@@ -94,6 +94,9 @@ pub enum ExecError {
         #[source]
         source: plimsoll_kvcache::Error,
     },
+    /// The prefix cache is of another model or another budget, or the sequence could not take what it found.
+    #[error("prefix cache: {0}")]
+    PrefixCache(#[source] plimsoll_kvcache::Error),
     /// The attention kernels refused a shape.
     #[error("layer {layer}: {source}")]
     Attention {

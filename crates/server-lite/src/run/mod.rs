@@ -28,7 +28,7 @@ use plimsoll_models::{
     Checkpoint, CpuExecutor, CpuProfile, CpuSession, ExecError, LoadPlan, Model, ModelError, StepObserver,
     sampler::{Sampler, StopMatcher},
 };
-use plimsoll_prefill::CancelToken;
+use plimsoll_prefill::{CancelToken, DEFAULT_MAX_ROWS};
 use std::{sync::Arc, time::Instant};
 use trace::Observers;
 
@@ -37,7 +37,9 @@ pub(crate) fn run(args: &RunArgs, sources: &Sources, cancel: &CancelToken) -> Re
     let started = Instant::now();
     let sampler = Sampler::new(args.sampling.params())?;
     let stops = StopMatcher::new(&args.sampling.stop)?;
-    let settings = settings::cpu(&args.engine)?;
+    let mut settings = settings::cpu(&args.engine)?;
+    // Layers with a sliding window cost no more than the window and the largest chunk that prefill may run.
+    settings.max_chunk_rows = Some(args.chunk.fixed_rows().unwrap_or(DEFAULT_MAX_ROWS));
     outputs::check(args)?;
     if args.engine.device == DeviceArg::Metal {
         return Err(AppError::NoMetal);
@@ -109,7 +111,7 @@ fn on_cpu<O: StepObserver>(
     observer: O,
 ) -> Result<(CpuSession<O>, report::Memory), AppError> {
     let (model, settings) = (Arc::clone(job.model), executor.settings());
-    let spec = model.architecture().kv_spec(settings.kv_dtype);
+    let spec = settings.kv_spec(model.architecture());
     let profile = CpuProfile::of_model(&model, settings);
     let mut admission = job.admit(&profile)?;
     let kv = admission.take_kv();

@@ -86,7 +86,7 @@ impl Observers {
     /// Planned beside measured, step by step.
     fn rows(&self, session: &CpuSession<Self>, memory: Memory) -> Vec<Row<'_>> {
         let executor = session.executor();
-        let spec = executor.model().architecture().kv_spec(executor.settings().kv_dtype);
+        let spec = executor.settings().kv_spec(executor.model().architecture());
         let program = &executor.model().architecture().program;
         let plans: Vec<_> = self.passes.iter().map(|dims| executor.plan(dims)).collect();
         // Samples are of the main chain's steps; a timeline holds those of nested chains too.
