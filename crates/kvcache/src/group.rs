@@ -54,6 +54,12 @@ impl KvGroup {
         if is_mapped(self.spec.slab_bytes) { self.bytes() } else { 0 }
     }
 
+    /// Bytes of the blocks that are missing up to `end`.
+    pub(crate) fn growth_bytes(&self, end: usize) -> u64 {
+        let held = self.first_block + self.blocks.len();
+        (end.div_ceil(KV_BLOCK_TOKENS).saturating_sub(held) as u64).saturating_mul(self.spec.slab_bytes as u64)
+    }
+
     /// The slab of an absolute block number, if it is held.
     pub(crate) fn block(&self, index: usize) -> Option<&SlabRef> {
         self.blocks.get(index.checked_sub(self.first_block)?)

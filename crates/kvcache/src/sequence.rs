@@ -272,6 +272,12 @@ impl Sequence {
         self.groups.iter().map(KvGroup::bytes).sum::<u64>() + self.recurrent.bytes()
     }
 
+    /// Bytes that a pass over the next `rows` tokens adds before its commit: whole blocks of every layer with KV.
+    pub fn growth_bytes(&self, rows: usize) -> u64 {
+        let end = self.len().saturating_add(rows);
+        self.groups.iter().map(|group| group.growth_bytes(end)).sum()
+    }
+
     /// The most bytes that ever lay in mappings of their own, which no allocator counts.
     pub const fn peak_mapped_bytes(&self) -> u64 {
         self.peak_mapped_bytes

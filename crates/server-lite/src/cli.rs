@@ -3,6 +3,7 @@
 mod engine;
 mod estimate;
 mod hub;
+mod prefix;
 mod sampling;
 
 use crate::error::AppError;
@@ -13,6 +14,7 @@ use clap::{
 pub(crate) use engine::{AttentionArg, BudgetArgs, DeviceArg, EngineArgs, KvDtypeArg, Limit, QuantizeArg};
 pub(crate) use estimate::{DoctorArgs, EstimateArgs, PassLogitsArg, PlanArgs, Subject, SubjectArgs};
 pub(crate) use hub::hub_settings;
+pub(crate) use prefix::PrefixArgs;
 use sampling::SamplingArgs;
 use std::{ffi::OsString, num::NonZeroUsize, path::PathBuf, str::FromStr};
 
@@ -140,6 +142,8 @@ pub(crate) struct RunArgs {
     pub(crate) budget: BudgetArgs,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
+    #[command(flatten)]
+    pub(crate) prefix: PrefixArgs,
 
     /// Write the memory timeline, planned and measured, as .csv or .svg.
     #[arg(long, env = "PLIMSOLL_MEMORY_TRACE", value_name = "OUT")]

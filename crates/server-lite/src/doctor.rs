@@ -117,7 +117,7 @@ pub(crate) fn doctor(args: &DoctorArgs) -> Result<(), AppError> {
 
 impl Report {
     fn new(args: &DoctorArgs) -> Result<Self, AppError> {
-        let settings = settings::cpu(&args.engine)?;
+        let settings = settings::cpu(&args.engine, None)?;
         let cpu = Cpu {
             model: machine::cpu_model(),
             architecture: std::env::consts::ARCH,

@@ -78,7 +78,7 @@ impl Priced {
         sources: &Sources,
         cancel: &CancelToken,
     ) -> Result<Self, AppError> {
-        let reader = Reader { engine, settings: settings::cpu(engine)?, chunk_rows, cancel };
+        let reader = Reader { engine, settings: settings::cpu(engine, chunk_rows)?, chunk_rows, cancel };
         match args.subject() {
             Subject::Model(model) => {
                 let path = match sources.find(model) {

@@ -7,13 +7,14 @@ use crate::{
 use plimsoll_attention::{KvDtype, RouteKind};
 use plimsoll_linear::WeightType;
 use plimsoll_models::{CpuSettings, LoadOptions};
+use plimsoll_prefill::DEFAULT_MAX_ROWS;
 use std::{num::NonZeroUsize, thread};
 
 /// Most threads that can be asked for: far beyond any machine, and small enough that per-thread scratch stays countable.
 const MAX_THREADS: usize = 1024;
 
-/// Settings of the CPU executor.
-pub(crate) fn cpu(args: &EngineArgs) -> Result<CpuSettings, AppError> {
+/// Settings of the CPU executor. `chunk_rows`: rows of a chunk if the user fixed them.
+pub(crate) fn cpu(args: &EngineArgs, chunk_rows: Option<usize>) -> Result<CpuSettings, AppError> {
     let threads = match args.threads {
         Some(threads) => threads.get(),
         None => thread::available_parallelism().map_or(1, NonZeroUsize::get),
@@ -27,6 +28,8 @@ pub(crate) fn cpu(args: &EngineArgs) -> Result<CpuSettings, AppError> {
         KvDtypeArg::Bf16 => KvDtype::Bf16,
     };
     let mut settings = CpuSettings::detect(threads, kv_dtype);
+    // Layers with a sliding window cost no more than the window and the largest chunk that prefill may run.
+    settings.max_chunk_rows = Some(chunk_rows.unwrap_or(DEFAULT_MAX_ROWS));
     settings.attention_route = args.attention.map(|route| match route {
         AttentionArg::Tiled => RouteKind::Tiled,
         AttentionArg::Reference => RouteKind::Reference,

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use plimsoll_attention::KV_BLOCK_TOKENS;
-use plimsoll_memguard::{Evict, Kind, Ledger, Reservation};
+use plimsoll_memguard::{Evict, Kind, Ledger, Reservation, ReserveError};
 
 use crate::slab::SlabRef;
 use crate::spec::GroupSpec;
@@ -122,7 +122,7 @@ impl Evict for Inner {
 }
 
 impl PrefixCache {
-    /// An empty cache of at most `limit_bytes` in memory, for sequences of `spec` whose bytes come from `ledger`. The ledger may take all of
+    /// An empty cache of at most `limit_bytes` in memory (0: nothing is kept there), for sequences of `spec` whose bytes come from `ledger`. The ledger may take all of
     /// it back.
     ///
     /// # Panics
@@ -192,6 +192,23 @@ impl PrefixCache {
         self.check(sequence)?;
         let blocks = tokens.len().min(sequence.len()) / KV_BLOCK_TOKENS;
         let keys = self.inner.root.chain(tokens, blocks);
+        if self.inner.limit_bytes > 0 {
+            self.share(sequence, &keys);
+        }
+        if let Some(disk) = &self.inner.disk {
+            for (block, key) in keys.iter().enumerate() {
+                let parts: Vec<(usize, &[u8])> =
+                    self.parts_of(sequence, block).map(|(part, slab)| (part, slab.memory())).collect();
+                disk.write(key, &parts);
+            }
+            disk.touch(&keys);
+            disk.trim();
+        }
+        Ok(())
+    }
+
+    /// Holds the blocks of a chain in memory, with the sequence.
+    fn share(&self, sequence: &Sequence, keys: &[Key]) {
         let mut index = self.inner.index();
         for (block, key) in keys.iter().enumerate() {
             let held = index.parts(key);
@@ -210,19 +227,8 @@ impl PrefixCache {
                 index.insert(*key, part, slab.share_with_cache(deposit));
             }
         }
-        index.touch(&keys);
+        index.touch(keys);
         index.shrink_to(self.inner.limit_bytes);
-        drop(index);
-        if let Some(disk) = &self.inner.disk {
-            for (block, key) in keys.iter().enumerate() {
-                let parts: Vec<(usize, &[u8])> =
-                    self.parts_of(sequence, block).map(|(part, slab)| (part, slab.memory())).collect();
-                disk.write(key, &parts);
-            }
-            disk.touch(&keys);
-            disk.trim();
-        }
-        Ok(())
     }
 
     /// What the sequence holds of a block.
@@ -237,11 +243,15 @@ impl PrefixCache {
     /// Bytes for the cache's own hold, at the price of older blocks if need be. Called under the lock that `evict` takes, so the ledger must
     /// not ask evictable holders.
     fn pay(&self, index: &mut Index, bytes: u64) -> Option<Reservation> {
-        let reserve = || self.inner.ledger.reserve_free(Kind::PrefixCache, bytes).ok();
-        reserve().or_else(|| {
-            index.evict(bytes);
-            reserve()
-        })
+        let reserve = || self.inner.ledger.reserve_free(Kind::PrefixCache, bytes);
+        match reserve() {
+            Err(ReserveError::Later { .. }) => {
+                index.evict(bytes);
+                reserve().ok()
+            }
+            // Where requests wait, what the cache would let go of is theirs.
+            done => done.ok(),
+        }
     }
 
     fn check(&self, sequence: &Sequence) -> Result<(), Error> {

@@ -117,6 +117,8 @@ pub(crate) fn prefill(cache: &PrefixCache, sequence: &mut Sequence, tokens: &[u3
 /// The bits of the mean of all values that one more row of a layer sees, and those of the mean of values weighted by the keys.
 fn read(sequence: &Sequence, layer: usize, kv: &KvLayerSpec, kv_len: usize, table: &mut BlockTable) -> Vec<u32> {
     let KvLayerSpec { layout, window } = *kv;
+    // The next row is one further: it does not see the first key that the last one saw.
+    let window = window.map(|window| window - 1);
     if kv_len == 0 {
         return Vec::new();
     }

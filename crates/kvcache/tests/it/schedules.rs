@@ -4,6 +4,8 @@ use super::plain_model::{IDENTITY, cold, content, empty, hybrid, try_run, window
 use plimsoll_kvcache::{Error, KvSpec, PrefixCache, Sequence};
 use plimsoll_memguard::{Budget, Kind, Ledger};
 use proptest::prelude::*;
+use std::thread;
+use std::time::Duration;
 
 const MAX_TOKENS: usize = 400;
 
@@ -161,6 +163,43 @@ proptest! {
     fn every_schedule_keeps_tokens_and_books(steps in steps(), kind in 0..4usize) {
         let spec = [super::spec().with_max_chunk_rows(Some(64)), windowed(), hybrid(1), hybrid(2)][kind].clone();
         play(&spec, &steps);
+    }
+}
+
+#[test]
+fn threads_that_share_a_cache_and_a_tight_budget_all_finish_with_their_bits() {
+    for spec in [windowed(), hybrid(1)] {
+        let bytes = spec.bytes(MAX_TOKENS);
+        let ledger = Ledger::new(Budget::Bytes(3 * bytes));
+        let cache = PrefixCache::new(&ledger, &spec, &IDENTITY, 2 * bytes);
+        let serve = |thread: usize| {
+            for request in 0..30 {
+                let version = u32::try_from((thread + request) % 5).unwrap();
+                let tokens: Vec<u32> =
+                    (0..100 + (thread * 37 + request * 53) % 290).map(|at| token(version, at)).collect();
+                let reservation = ledger.reserve_within(Kind::Kv, bytes, Duration::from_secs(120)).unwrap();
+                let mut sequence = Sequence::new(&spec, MAX_TOKENS, reservation).unwrap();
+                let mut done = cache.restore(&mut sequence, &tokens).unwrap();
+                while done < tokens.len() {
+                    done = (done + 64).min(tokens.len());
+                    extend(&mut sequence, &tokens[..done]).unwrap();
+                    cache.publish(&sequence, &tokens[..done]).unwrap();
+                }
+                expect(&mut sequence, &tokens);
+            }
+        };
+        thread::scope(|scope| {
+            (0..4).for_each(|thread| {
+                drop(scope.spawn({
+                    let serve = &serve;
+                    move || serve(thread)
+                }))
+            })
+        });
+        let usage = ledger.usage();
+        assert_eq!((usage.kv_bytes, usage.prefix_cache_bytes, ledger.waiting()), (0, cache.bytes(), 0));
+        cache.clear();
+        assert_eq!(ledger.usage().reserved_bytes(), 0);
     }
 }
 

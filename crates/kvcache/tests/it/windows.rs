@@ -38,10 +38,12 @@ fn a_long_gemma_prompt_holds_full_kv_for_3_layers_and_window_and_chunk_for_15() 
     let mut peak_bytes = 0;
     while sequence.len() < 32_000 {
         let (start, rows_now) = (sequence.len(), (32_000 - sequence.len()).min(512));
+        let grown_bytes = sequence.bytes() + sequence.growth_bytes(rows_now);
         for layer in 0..18 {
             let rows = &rows[..rows_now * 256];
             sequence.append(layer, start, rows, rows, rows_now).unwrap();
         }
+        assert_eq!(sequence.bytes(), grown_bytes, "{rows_now} rows from {start}");
         peak_bytes = peak_bytes.max(sequence.bytes());
         sequence.commit();
         assert_eq!(sequence.bytes(), spec.held_bytes(sequence.len()), "after {} tokens", sequence.len());

@@ -45,7 +45,8 @@ fn a_thousand_random_splits_give_the_bits_of_one_call() {
             let some = 1 + random.below(rows - start);
             let settings = Settings { isa, threads: [1, 2, 4][random.below(3)] };
             let got = product(&x[start * k..][..some * k], some, &[(&weight, None)], settings).remove(0);
-            let case = format_args!("case {case}: {ty}, rows {start}..{} of {rows}, {settings:?}", start + some).to_string();
+            let case =
+                format_args!("case {case}: {ty}, rows {start}..{} of {rows}, {settings:?}", start + some).to_string();
             assert_same_bits(&got, &whole[start * n..][..some * n], &case);
             start += some;
         }

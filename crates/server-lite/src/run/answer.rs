@@ -3,7 +3,7 @@
 use super::{
     budget::{self, Admission, Budget},
     memdbg::MemoryDebug,
-    report::{ChunkReport, Load, Memory, Report, Speed},
+    report::{ChunkReport, Load, Memory, Prefill, Report, Speed},
 };
 use crate::{
     ALLOCATOR,
@@ -11,6 +11,7 @@ use crate::{
     error::AppError,
     fetch::hex,
 };
+use plimsoll_kvcache::PrefixCache;
 use plimsoll_memguard::Profile;
 use plimsoll_models::{
     ExecError, LogitRows, Model, Session,
@@ -40,6 +41,7 @@ pub(super) struct Job<'a> {
     pub(super) cancel: &'a CancelToken,
     /// When the command began.
     pub(super) started: Instant,
+    pub(super) cache: Option<PrefixCache>,
 }
 
 /// The logits that decode starts from.
@@ -70,6 +72,8 @@ impl Job<'_> {
             0 => None,
             mode => Some(MemoryDebug::new(mode, &*probe, self.model.weights_bytes())),
         };
+        self.restore(session)?;
+        let cached_tokens = session.len();
         let (prefill, first) = self.prefill(session, &mut admission, profile, &mut debug)?;
         let mut answer = Answer::new(self.tokenizer, self.continues, std::mem::take(&mut self.stops), self.args.json);
         let decode_start = Instant::now();
@@ -88,7 +92,7 @@ impl Job<'_> {
                 first_logits_sha256: first.sha256,
                 load,
                 chunks: prefill.chunks.iter().map(ChunkReport::from).collect(),
-                prefill: Speed::new(prefill.done_tokens(), prefill.seconds),
+                prefill: Prefill { cached_tokens, speed: Speed::new(prefill.done_tokens(), prefill.seconds) },
                 // The first token comes from the prompt's logits: decode is the passes after it.
                 decode: Speed::new(passes, decode_seconds),
                 tokens: answer.tokens,

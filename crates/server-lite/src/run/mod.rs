@@ -6,6 +6,7 @@ mod memdbg;
 mod memory_probe;
 mod outputs;
 mod prefill;
+mod prefix;
 mod prompt;
 mod report;
 mod synthetic;
@@ -28,7 +29,7 @@ use plimsoll_models::{
     Checkpoint, CpuExecutor, CpuProfile, CpuSession, ExecError, LoadPlan, Model, ModelError, StepObserver,
     sampler::{Sampler, StopMatcher},
 };
-use plimsoll_prefill::{CancelToken, DEFAULT_MAX_ROWS};
+use plimsoll_prefill::CancelToken;
 use std::{sync::Arc, time::Instant};
 use trace::Observers;
 
@@ -37,9 +38,8 @@ pub(crate) fn run(args: &RunArgs, sources: &Sources, cancel: &CancelToken) -> Re
     let started = Instant::now();
     let sampler = Sampler::new(args.sampling.params())?;
     let stops = StopMatcher::new(&args.sampling.stop)?;
-    let mut settings = settings::cpu(&args.engine)?;
-    // Layers with a sliding window cost no more than the window and the largest chunk that prefill may run.
-    settings.max_chunk_rows = Some(args.chunk.fixed_rows().unwrap_or(DEFAULT_MAX_ROWS));
+    let mut settings = settings::cpu(&args.engine, args.chunk.fixed_rows())?;
+    settings.snapshots = prefix::snapshots(args);
     outputs::check(args)?;
     if args.engine.device == DeviceArg::Metal {
         return Err(AppError::NoMetal);
@@ -85,7 +85,8 @@ pub(crate) fn run(args: &RunArgs, sources: &Sources, cancel: &CancelToken) -> Re
     // Only a chat template begins a turn; ids are gone on from as they are.
     let continues = text.as_ref().is_none_or(|(_, template)| template.is_none());
     let tokenizer = text.as_ref().map(|(tokenizer, _)| tokenizer);
-    let job = Job { args, model: &model, prompt: &prompt, tokenizer, continues, sampler, stops, budget, cancel, started };
+    let cache = prefix::open(args, &model, &budget, &settings)?;
+    let job = Job { args, model: &model, prompt: &prompt, tokenizer, continues, sampler, stops, budget, cancel, cache, started };
     if args.trace_hashes.is_none() && args.memory_trace.is_none() {
         return on_cpu(job, executor, ()).map(|_| ());
     }

@@ -51,6 +51,9 @@ impl Job<'_> {
         let driver = Driver::new(self.driver_options());
         let bar = progress::Prefill::new(cached, total);
         let mut target = PromptTarget::new(session, self.prompt, rows, &mut sink);
+        if let Some(cache) = &self.cache {
+            target = target.publishing_to(cache);
+        }
         let held = &mut admission.transient;
         let result = driver.run_holding(&mut target, cached..total, held, self.cancel, |progress| {
             bar.show(progress);

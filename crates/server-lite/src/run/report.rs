@@ -16,7 +16,7 @@ pub(super) struct Report {
     pub(super) first_logits_sha256: String,
     pub(super) load: Load,
     pub(super) chunks: Vec<ChunkReport>,
-    pub(super) prefill: Speed,
+    pub(super) prefill: Prefill,
     pub(super) decode: Speed,
     pub(super) memory: Memory,
     pub(super) routes: Vec<String>,
@@ -52,6 +52,14 @@ pub(super) struct ChunkReport {
 #[derive(Debug, Serialize)]
 pub(super) struct Load {
     pub(super) seconds: f64,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct Prefill {
+    /// Tokens that came from the prefix cache; those that were computed are `tokens`.
+    pub(super) cached_tokens: usize,
+    #[serde(flatten)]
+    pub(super) speed: Speed,
 }
 
 #[derive(Debug, Serialize)]

@@ -20,6 +20,7 @@ mod model_file;
 mod model_folder;
 mod output;
 mod plan;
+mod prefix_cache;
 mod sampling;
 mod traces;
 mod usage;

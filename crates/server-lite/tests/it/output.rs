@@ -41,8 +41,12 @@ fn the_json_object_has_every_field_of_the_contract() {
         assert!(chunk["seconds"].as_f64().unwrap() > 0.0);
     }
     assert!(json["load"]["seconds"].as_f64().unwrap() > 0.0);
-    for (part, count) in [("prefill", 65), ("decode", 8)] {
-        assert_eq!(keys(&json[part]), "seconds tokens tokens_per_second".split(' ').collect());
+    assert_eq!(json["prefill"]["cached_tokens"], 0);
+    for (part, count, want) in [
+        ("prefill", 65, "cached_tokens seconds tokens tokens_per_second"),
+        ("decode", 8, "seconds tokens tokens_per_second"),
+    ] {
+        assert_eq!(keys(&json[part]), want.split(' ').collect());
         assert_eq!(json[part]["tokens"], count, "{part}");
         assert!(
             json[part]["seconds"].as_f64().unwrap() > 0.0 && json[part]["tokens_per_second"].as_f64().unwrap() > 0.0

@@ -395,10 +395,8 @@ unsafe fn f16<const ROWS: usize>(panel: *const u8, start: usize, pairs: usize, t
                 let right = _mm256_shuffle_epi8(_mm256_load_si256(from.wrapping_add(32).cast()), order);
                 let left = _mm256_permute4x64_epi64::<0b11_01_10_00>(left);
                 let right = _mm256_permute4x64_epi64::<0b11_01_10_00>(right);
-                let even = [
-                    _mm256_cvtph_ps(_mm256_castsi256_si128(left)),
-                    _mm256_cvtph_ps(_mm256_castsi256_si128(right)),
-                ];
+                let even =
+                    [_mm256_cvtph_ps(_mm256_castsi256_si128(left)), _mm256_cvtph_ps(_mm256_castsi256_si128(right))];
                 let odd = [
                     _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(left)),
                     _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(right)),

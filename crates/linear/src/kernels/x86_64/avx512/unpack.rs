@@ -214,10 +214,7 @@ unsafe fn look_up_5_bits(from: *const u8, high: __m512i, pair: usize, tables: [_
         let lanes = load_u8(from);
         let even = with_high_bit::<4>(lanes, high, 2 * (pair % 4));
         let odd = with_high_bit::<4>(_mm512_srli_epi32::<4>(lanes), high, 2 * (pair % 4) + 1);
-        (
-            _mm512_permutex2var_ps(tables[0], even, tables[1]),
-            _mm512_permutex2var_ps(tables[0], odd, tables[1]),
-        )
+        (_mm512_permutex2var_ps(tables[0], even, tables[1]), _mm512_permutex2var_ps(tables[0], odd, tables[1]))
     }
 }
 

@@ -54,10 +54,8 @@ pub(super) unsafe fn mxfp4<P: Pairs>(panel: *const u8, start: usize, len: usize,
                     let quants = from.wrapping_add(q4_0::QUANTS + pair * PANEL);
                     let (even, odd) = look_up_nibbles(quants, values);
                     let (even, odd) = (_mm512_mul_ps(even, scales), _mm512_mul_ps(odd, scales));
-                    let (even, odd) = (
-                        _mm512_maskz_mov_ps(is_operand(even), even),
-                        _mm512_maskz_mov_ps(is_operand(odd), odd),
-                    );
+                    let (even, odd) =
+                        (_mm512_maskz_mov_ps(is_operand(even), even), _mm512_maskz_mov_ps(is_operand(odd), odd));
                     to.values(block * STEP_PAIRS + pair, even, odd);
                 }
             }

@@ -2,7 +2,9 @@
 
 use std::arch::x86_64::*;
 
-use super::{COUNT, COUNT_ON, Pairs, UNROLLED, load_f16, load_u8, look_up_5_bits, look_up_nibbles, table, with_high_bit};
+use super::{
+    COUNT, COUNT_ON, Pairs, UNROLLED, load_f16, load_u8, look_up_5_bits, look_up_nibbles, table, with_high_bit,
+};
 use crate::codebook::IQ4_VALUES;
 use crate::kernels::STEP_PAIRS;
 use crate::layout::{PANEL, iq4_xs, q2_k, q3_k, q4_k, q5_k, q6_k};

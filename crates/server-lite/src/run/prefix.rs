@@ -1,0 +1,43 @@
+//! `--prefix-cache`: what a prompt has in common with earlier ones is read instead of computed.
+
+use super::{answer::Job, budget::Budget};
+use crate::{cli::RunArgs, error::AppError};
+use plimsoll_kvcache::{DiskOptions, PrefixCache, Snapshots};
+use plimsoll_models::{CpuSettings, ExecError, Model, Session};
+use std::num::NonZeroUsize;
+
+/// Recurrent states that a run keeps for the cache: the one at the end of the chunk that was computed last.
+pub(super) fn snapshots(args: &RunArgs) -> Option<Snapshots> {
+    let one = NonZeroUsize::MIN;
+    args.prefix.prefix_cache.as_ref().map(|_| Snapshots { every_blocks: one, keep: one })
+}
+
+/// The cache in the folder that was named, if any. One prompt profits from files alone: nothing is kept in memory.
+pub(super) fn open(
+    args: &RunArgs,
+    model: &Model,
+    budget: &Budget,
+    settings: &CpuSettings,
+) -> Result<Option<PrefixCache>, AppError> {
+    let args = &args.prefix;
+    let Some(folder) = &args.prefix_cache else { return Ok(None) };
+    let disk = DiskOptions { folder: folder.clone(), limit_bytes: args.prefix_cache_limit.bytes() };
+    let spec = settings.kv_spec(model.architecture());
+    let identity = model.cache_identity(settings);
+    let fault = |source| AppError::File { doing: "use", path: folder.clone(), source };
+    PrefixCache::with_disk(&budget.ledger, &spec, &identity, 0, &disk).map(Some).map_err(fault)
+}
+
+impl Job<'_> {
+    /// Reads what the cache has of the prompt's beginning into `session`. Where something is wanted of every row, all are computed.
+    pub(super) fn restore<S: Session>(&self, session: &mut S) -> Result<(), ExecError> {
+        match &self.cache {
+            Some(cache) if !self.args.all_logits() && self.args.trace_hashes.is_none() => {
+                let cached = session.restore(cache, self.prompt)?;
+                tracing::debug!(cached, prompt_tokens = self.prompt.len(), "prefix cache");
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+}

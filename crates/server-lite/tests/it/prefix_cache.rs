@@ -1,0 +1,76 @@
+//! `--prefix-cache`: a prompt's beginning from files, with the bits of a computation.
+
+use crate::{Folder, finish, golden, plimsoll, run_ids};
+use serde_json::Value;
+use std::fs;
+
+/// What must not change.
+fn result(json: &Value) -> (Value, Value) {
+    (json["first_logits_sha256"].clone(), json["tokens"].clone())
+}
+
+#[test]
+fn a_later_run_reads_what_an_earlier_one_computed() {
+    for name in ["tiny-gqa-6x2", "tiny-gemma3", "tiny-qwen3_next"] {
+        let Some(golden) = golden(name) else { return };
+        let ids: Vec<u32> = golden.ids.iter().cycle().copied().take(300).collect();
+        let other: Vec<u32> = ids[..200].iter().chain(ids[..90].iter().rev()).copied().collect();
+        let folder = Folder::new();
+        let cache = folder.arg("cache");
+        let plain = ["--json", "-n", "4", "--chunk", "64"];
+        let cached = [&plain[..], &["--prefix-cache", &cache]].concat();
+        let run = |ids: &[u32], args: &[&str]| run_ids(&folder, &golden.model, ids, args).json();
+        for (prompt, from_cache) in [(&ids, 0), (&ids, 256), (&other, 192), (&other, 256)] {
+            let (want, got) = (run(prompt, &plain), run(prompt, &cached));
+            assert_eq!(got["prefill"]["cached_tokens"], from_cache, "{name}");
+            assert_eq!(got["prefill"]["tokens"], prompt.len() - from_cache, "{name}");
+            assert_eq!(result(&got), result(&want), "{name}");
+        }
+        // Another KV type has other blocks; all rows are computed where all are asked for.
+        let f32 = [&cached[..], &["--kv-dtype", "f32"]].concat();
+        assert_eq!(run(&ids, &f32)["prefill"]["cached_tokens"], 0, "{name}");
+        let out = folder.arg("out.safetensors");
+        let all = [&cached[..], &["--logits-out", &out, "--logit-rows", "all"]].concat();
+        assert_eq!(run(&ids, &all)["prefill"]["cached_tokens"], 0, "{name}");
+    }
+}
+
+#[test]
+fn a_damaged_file_is_named_once_and_changes_no_result() {
+    let Some(golden) = golden("tiny-gqa-6x2") else { return };
+    let ids: Vec<u32> = golden.ids.iter().cycle().copied().take(300).collect();
+    let folder = Folder::new();
+    let args = ["--json", "-n", "4", "--prefix-cache", &folder.arg("cache")];
+    let want = run_ids(&folder, &golden.model, &ids, &args).json();
+    let files: Vec<_> = fs::read_dir(folder.path("cache")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(files.len(), 4);
+    for path in &files {
+        let mut bytes = fs::read(path).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 16;
+        fs::write(path, bytes).unwrap();
+    }
+    let file = folder.ids(&ids);
+    let mut command =
+        plimsoll(["run", "-m", golden.model.to_str().unwrap(), "--token-ids", &file, "--json", "-n", "4"]);
+    command.env("PLIMSOLL_PREFIX_CACHE", folder.path("cache")).env("PLIMSOLL_LOG", "warn");
+    let ran = finish(command);
+    let warned = ran.stderr.lines().filter(|line| line.contains("its checksum is wrong")).count();
+    assert_eq!((ran.code, warned), (Some(0), 1), "{}", ran.stderr);
+    let got: Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!((result(&got), &got["prefill"]["cached_tokens"]), (result(&want), &Value::from(0)));
+    // Each run drops the first damaged file that it comes to, and writes it anew.
+    for cached in [64, 128, 192, 256] {
+        let got = run_ids(&folder, &golden.model, &ids, &args).json();
+        assert_eq!((result(&got), &got["prefill"]["cached_tokens"]), (result(&want), &Value::from(cached)));
+    }
+}
+
+#[test]
+fn a_folder_that_cannot_be_made_is_refused() {
+    let Some(golden) = golden("tiny-gqa-6x2") else { return };
+    let folder = Folder::new();
+    let file = folder.file("taken", "a file");
+    let error = run_ids(&folder, &golden.model, &golden.ids, &["--prefix-cache", &file]).fails(1);
+    assert!(error.contains("cannot use") && error.contains("taken"), "{error}");
+}
