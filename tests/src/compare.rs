@@ -62,3 +62,9 @@ pub fn hash_row(row: &[f32]) -> RowHash {
 pub fn hash_rows(logits: &[f32], width: usize) -> Vec<RowHash> {
     logits.chunks_exact(width).map(hash_row).collect()
 }
+
+/// Lowercase hexadecimal.
+#[must_use]
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

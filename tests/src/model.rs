@@ -63,6 +63,14 @@ impl RandomLlama {
     /// # Errors
     /// If the sizes do not go together.
     pub fn model(&self, seed: u64) -> Result<Arc<Model>> {
+        self.model_with(seed, |_, _| ())
+    }
+
+    /// The same after `edit` has had the name and the bytes of each tensor, f32 in little-endian order.
+    ///
+    /// # Errors
+    /// If the sizes do not go together.
+    pub fn model_with(&self, seed: u64, mut edit: impl FnMut(&str, &mut [u8])) -> Result<Arc<Model>> {
         let (hidden, ffn) = (self.hidden_size, self.intermediate_size);
         let kv_width = self.kv_heads * (hidden / self.heads);
         let mut random = Random::new(seed);
@@ -83,7 +91,8 @@ impl RandomLlama {
             file.put("llama.attention.sliding_window", u32::try_from(window)?)?;
         }
         let mut add = |name: &str, shape: &[usize], bound: f32| {
-            let bytes = random.f32_bytes(shape.iter().product(), bound);
+            let mut bytes = random.f32_bytes(shape.iter().product(), bound);
+            edit(name, &mut bytes);
             file.tensor(name, shape, GgmlType::F32, bytes).map(|_| ())
         };
         add("token_embd.weight", &[self.vocab_size, hidden], 1.0)?;

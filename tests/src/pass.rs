@@ -1,13 +1,15 @@
 //! Running prompts through executors, in whichever parts a test wants.
 
-use crate::compare::argmax;
+use crate::{
+    compare::argmax,
+    row_trace::{OwnRows, PassObserver},
+};
 use anyhow::{Context, Result};
 use plimsoll_attention::KvDtype;
 use plimsoll_kvcache::Sequence;
 use plimsoll_memguard::{Budget, Kind, Ledger};
 use plimsoll_models::{
     CandleExecutor, CandleSession, CpuExecutor, CpuSession, CpuSettings, LogitRows, Model, Segment, Session,
-    StepObserver,
 };
 use std::{ops::Range, sync::Arc};
 
@@ -26,8 +28,16 @@ pub fn new_sequence(model: &Model, dtype: KvDtype, max_tokens: usize) -> Result<
 /// # Errors
 /// If the executor cannot start.
 pub fn cpu_session(model: &Arc<Model>, threads: usize, dtype: KvDtype, max_tokens: usize) -> Result<CpuSession> {
-    let executor = CpuExecutor::new(Arc::clone(model), CpuSettings::detect(threads, dtype))?;
-    Ok(CpuSession::new(executor, new_sequence(model, dtype, max_tokens)?, ()))
+    cpu_session_with(model, CpuSettings::detect(threads, dtype), max_tokens)
+}
+
+/// A session on the CPU executor with these settings.
+///
+/// # Errors
+/// If the executor cannot start.
+pub fn cpu_session_with(model: &Arc<Model>, settings: CpuSettings, max_tokens: usize) -> Result<CpuSession> {
+    let executor = CpuExecutor::new(Arc::clone(model), settings)?;
+    Ok(CpuSession::new(executor, new_sequence(model, settings.kv_dtype, max_tokens)?, ()))
 }
 
 /// A session on the candle executor, on the CPU.
@@ -76,7 +86,7 @@ pub fn greedy(session: &mut impl Session, last: &[f32], steps: usize) -> Result<
 ///
 /// # Errors
 /// Those of the executor.
-pub fn feed<O: StepObserver>(
+pub fn feed<O: PassObserver>(
     executor: &mut CpuExecutor,
     sequence: &mut Sequence,
     tokens: &[u32],
@@ -90,6 +100,7 @@ pub fn feed<O: StepObserver>(
         let start = sequence.len();
         let tokens = &tokens[end..end + part];
         end += part;
+        observer.pass(OwnRows::alone(start, part, logit_rows));
         let logits = executor.run(&mut [Segment { sequence, tokens, start }], logit_rows, observer)?;
         sink(end - logits.rows..end, logits.values);
     }

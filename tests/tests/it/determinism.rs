@@ -1,69 +1,21 @@
 //! Logits and greedy tokens have the same bits however a prompt is cut, with any threads, instruction set and route.
 
 use anyhow::{Context, Result, ensure};
-use plimsoll_attention::{Isa, KvDtype, RouteKind};
-use plimsoll_models::{CpuExecutor, CpuSettings, HashSteps, LogitRows, Model};
+use plimsoll_attention::KvDtype;
+use plimsoll_models::{CpuExecutor, CpuSettings, HashSteps, LogitRows};
 use plimsoll_tests::{
     compare::{RowHash, argmax, hash_rows},
-    golden::Tiny,
-    model::RandomLlama,
+    cpu_path::CpuPath,
     pass::{chunks, feed, new_sequence},
     random::Random,
     row_trace::RowTrace,
+    subject::Subject,
 };
 use std::sync::Arc;
 
-/// All number formats of weights, biases, odd head sizes, one KV head and several.
-const CASES: [&str; 10] = [
-    "tiny-gqa-6x2",
-    "tiny-mha-5",
-    "tiny-biases",
-    "tiny-q4_1",
-    "tiny-k-quants",
-    "tiny-f16",
-    "tiny-qwen3_moe-q8_0",
-    "tiny-qwen3_next",
-    "tiny-qwen3_5",
-    "tiny-qwen3_5_moe",
-];
 pub(crate) const KV_DTYPES: [KvDtype; 3] = [KvDtype::F32, KvDtype::F16, KvDtype::Bf16];
 /// Greedy steps after each prompt.
 const STEPS: usize = 6;
-
-/// A model and a prompt for it.
-pub(crate) struct Subject {
-    pub(crate) name: String,
-    pub(crate) model: Arc<Model>,
-    pub(crate) prompt: Vec<u32>,
-}
-
-impl Subject {
-    pub(crate) fn load(name: &str, most_rows: usize) -> Result<Self> {
-        let case = Tiny::load(name)?;
-        let prompt = case.ids[..case.ids.len().min(most_rows)].to_vec();
-        Ok(Self { name: name.to_owned(), model: case.model()?, prompt })
-    }
-
-    /// A random llama whose rows see `window` keys.
-    fn windowed(window: usize, most_rows: usize) -> Result<Self> {
-        let sizes = RandomLlama { sliding_window: Some(window), ..RandomLlama::small(2) };
-        let prompt = Random::new(9).tokens(most_rows.min(300), sizes.vocab_size);
-        Ok(Self { name: format!("window of {window}"), model: sizes.model(10)?, prompt })
-    }
-
-    pub(crate) fn all(most_rows: usize) -> Result<Vec<Self>> {
-        let tiny = CASES.iter().map(|name| Self::load(name, most_rows));
-        tiny.chain([5, 70].into_iter().map(|window| Self::windowed(window, most_rows))).collect()
-    }
-
-    pub(crate) fn executor(&self, threads: usize, dtype: KvDtype) -> Result<CpuExecutor> {
-        Ok(CpuExecutor::new(Arc::clone(&self.model), CpuSettings::detect(threads, dtype))?)
-    }
-
-    pub(crate) fn vocab_size(&self) -> usize {
-        self.model.architecture().dimensions.vocab_size
-    }
-}
 
 /// A hash of each prompt row's and each greedy step's logits, and the greedy tokens.
 #[derive(Debug, PartialEq, Eq)]
@@ -92,7 +44,7 @@ pub(crate) fn outcome(executor: &mut CpuExecutor, subject: &Subject, parts: &[us
 /// What each step wrote for each prompt row.
 fn trace(executor: &mut CpuExecutor, subject: &Subject, parts: &[usize]) -> Result<RowTrace> {
     let mut sequence = new_sequence(&subject.model, executor.settings().kv_dtype, subject.prompt.len())?;
-    let mut trace = RowTrace::default();
+    let mut trace = RowTrace::new(&subject.model);
     feed(executor, &mut sequence, &subject.prompt, parts, LogitRows::All, &mut trace, |_, _| {})?;
     Ok(trace)
 }
@@ -140,7 +92,7 @@ fn bits_do_not_depend_on_chunk_size_and_threads() -> Result<()> {
 #[test]
 fn a_hybrid_cut_at_any_border_has_the_same_bits() -> Result<()> {
     for name in ["tiny-qwen3_next", "tiny-qwen3_5", "tiny-qwen3_5_moe"] {
-        let subject = Subject::load(name, 140)?;
+        let subject = Subject::golden(name, 140)?;
         let rows = subject.prompt.len();
         ensure!(rows > 64, "{name}: {rows} rows have no border between KV blocks");
         let want = outcome(&mut subject.executor(1, KvDtype::F32)?, &subject, &[rows])?;
@@ -170,21 +122,10 @@ fn bits_do_not_depend_on_how_a_prompt_is_cut() -> Result<()> {
     Ok(())
 }
 
-/// Settings that must change no bit: those of the products on each number of threads, those of attention, and the slowest of all.
+/// Settings that must change no bit: every path of the CPU on each number of threads.
 fn all_settings(dtype: KvDtype) -> Vec<CpuSettings> {
-    let mut all = Vec::new();
-    for threads in [1, 2, 4] {
-        let detected = CpuSettings::detect(threads, dtype);
-        let products = plimsoll_linear::Isa::available();
-        all.extend(products.map(|linear_isa| CpuSettings { linear_isa, ..detected }));
-        for attention_isa in Isa::available() {
-            let routes = [None, Some(RouteKind::Tiled), Some(RouteKind::Reference)].into_iter();
-            all.extend(routes.map(|attention_route| CpuSettings { attention_isa, attention_route, ..detected }));
-        }
-    }
-    let scalar = CpuSettings { linear_isa: plimsoll_linear::Isa::Scalar, attention_isa: Isa::Scalar, ..all[0] };
-    all.push(CpuSettings { attention_route: Some(RouteKind::Reference), ..scalar });
-    all
+    let on = |threads| CpuPath::all(CpuSettings::detect(threads, dtype)).into_iter().map(|path| path.settings);
+    [1, 2, 4].into_iter().flat_map(on).collect()
 }
 
 #[test]
@@ -217,12 +158,13 @@ fn every_step_writes_the_same_bytes_on_every_instruction_set_route_and_thread_co
 
 #[test]
 fn the_step_at_which_two_runs_part_is_named() -> Result<()> {
-    let subject = Subject::load("tiny-gqa-6x2", 65)?;
+    let subject = Subject::golden("tiny-gqa-6x2", 65)?;
     let run = |dtype, parts: &[usize]| trace(&mut subject.executor(1, dtype)?, &subject, parts);
     let f32_kv = run(KvDtype::F32, &[65])?;
     assert_eq!(f32_kv.first_difference(&run(KvDtype::F32, &[20, 45])?), None);
     // Keys and values enter at the first layer's attention, so that is where another KV type shows.
-    let step = f32_kv.first_difference(&run(KvDtype::Bf16, &[65])?).context("f32 and bf16 KV gave the same bits")?;
-    assert!(step.contains("\"layer 0") && step.to_lowercase().contains("attend"), "{step}");
+    let found = f32_kv.first_difference(&run(KvDtype::Bf16, &[65])?).context("f32 and bf16 KV gave the same bits")?;
+    assert!(found.label.starts_with("layer 0") && found.op.to_lowercase().contains("attend"), "{found}");
+    assert_eq!(found.position, 0, "{found}");
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! A sequence's bits do not depend on what else runs: in the same pass, before it, or for it (prefill or decode).
 
-use crate::determinism::{KV_DTYPES, Outcome, Subject, outcome};
+use crate::determinism::{KV_DTYPES, Outcome, outcome};
 use anyhow::{Result, ensure};
 use plimsoll_kvcache::Sequence;
 use plimsoll_models::{CpuExecutor, LogitRows, Segment};
@@ -8,6 +8,7 @@ use plimsoll_tests::{
     compare::{RowHash, hash_rows},
     pass::{chunks, feed, new_sequence},
     random::Random,
+    subject::Subject,
 };
 
 /// A sequence under way: its tokens and what it has gained so far.
