@@ -1,13 +1,14 @@
 //! Divergence of a trained model's logits from the f32 reference, from the summary that `tests/golden/*-kl*/` keeps of each row.
 
 use crate::{
-    compare::{argmax, ln_softmax},
+    compare::{argmax, hash_row, hex, ln_softmax},
     golden::{Tensors, info},
     pass::{chunks, feed, new_sequence},
 };
 use anyhow::{Result, ensure};
 use plimsoll_models::{CpuExecutor, CpuSettings, LogitRows, Model};
 use serde::Deserialize;
+use sha2::{Digest, Sha256};
 use std::sync::Arc;
 
 /// Rows of a pass.
@@ -39,7 +40,7 @@ pub struct KlCase {
 }
 
 /// How far a model is from a case's reference.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Divergence {
     /// Rows compared.
     pub rows: usize,
@@ -49,6 +50,8 @@ pub struct Divergence {
     pub worst_kl: f64,
     /// Share of rows with the reference's likeliest token.
     pub same_top_token: f64,
+    /// SHA-256 of the logits of all these rows.
+    pub sha256: String,
 }
 
 /// The reference's distribution of one row: its likeliest tokens, and a sample of the others.
@@ -118,10 +121,11 @@ impl KlCase {
     /// # Errors
     /// Those of the executor.
     pub fn measure(&self, model: &Arc<Model>, settings: CpuSettings) -> Result<Divergence> {
-        let (mut estimates, mut same) = (Vec::new(), 0);
+        let (mut estimates, mut same, mut hash) = (Vec::new(), 0, Sha256::new());
         for (index, ids) in self.contexts.iter().enumerate() {
             last_logits(model, settings, ids, self.rows, |row, logits| {
                 let reference = self.row(index * self.rows + row);
+                hash.update(hash_row(logits));
                 estimates.push(reference.kl_estimate(&ln_softmax(logits)));
                 same += usize::from(argmax(logits) == reference.likeliest());
             })?;
@@ -133,6 +137,7 @@ impl KlCase {
             mean_kl: estimates.iter().sum::<f64>() / rows as f64,
             worst_kl: estimates.iter().copied().fold(0.0, f64::max),
             same_top_token: same as f64 / rows as f64,
+            sha256: hex(&hash.finalize()),
         })
     }
 }
