@@ -6,6 +6,7 @@
 mod arm;
 mod bench;
 mod ci;
+mod determinism;
 mod golden;
 mod memory;
 mod models;
@@ -41,6 +42,8 @@ enum Chore {
     Golden(golden::Args),
     /// The memory tests in their long form: plan, count and system on real models, in control groups, at great lengths.
     Memory(memory::Args),
+    /// Every way to cut and run a prompt that must change no bit, as a table.
+    Determinism(determinism::Args),
     /// Measure, and keep the record in `benches/runs/`.
     Bench(Box<bench::Args>),
 }
@@ -54,6 +57,7 @@ fn main() -> ExitCode {
         Chore::Models(args) => models::run(&args),
         Chore::Golden(args) => golden::run(&args),
         Chore::Memory(args) => memory::run(&args),
+        Chore::Determinism(args) => determinism::run(&args),
         Chore::Bench(args) => bench::run(&args),
     };
     match outcome {
