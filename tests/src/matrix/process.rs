@@ -100,7 +100,8 @@ impl Process {
             }
             Self::Binary(_) | Self::Tight => {
                 let plimsoll = programs.plimsoll.as_deref()?;
-                Some(self.ask_binary(plimsoll, model, request, None).map(|printed| printed.answer()))
+                let is_tight = *self == Self::Tight;
+                Some(self.ask_binary(plimsoll, model, request, None).map(|printed| printed.answer(is_tight)))
             }
         }
     }
@@ -160,11 +161,11 @@ impl Process {
 }
 
 impl Printed {
-    fn answer(&self) -> (Answer, String) {
+    fn answer(&self, is_tight: bool) -> (Answer, String) {
         let rows: Vec<usize> = self.chunks.iter().map(|chunk| chunk.rows).collect();
         let budget = match self.memory.budget_bytes {
-            Some(bytes) => format!(" in a budget of {} MiB", bytes >> 20),
-            None => String::new(),
+            Some(bytes) if is_tight => format!(" in a budget of {} MiB", bytes >> 20),
+            _ => String::new(),
         };
         let answer = Answer {
             logits: self.first_logits_sha256.clone(),
