@@ -126,9 +126,7 @@ impl<O: StepObserver> Session for CpuSession<O> {
     }
 
     fn kv_growth_bytes(&self, rows: usize) -> u64 {
-        let spec = self.executor.settings().kv_spec(self.executor.model().architecture());
-        let len = self.sequence.len();
-        spec.bytes(len.saturating_add(rows)).saturating_sub(spec.bytes(len))
+        self.sequence.growth_bytes(rows)
     }
 
     fn kept_bytes(&self) -> Option<u64> {

@@ -357,7 +357,7 @@ impl Driver {
                     rows,
                     needed_bytes,
                     room,
-                    usage: ledger.usage(),
+                    usage: Box::new(ledger.usage()),
                 });
             }
             polls -= 1;

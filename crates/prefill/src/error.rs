@@ -44,7 +44,7 @@ pub enum StepError<E> {
         /// What the machine leaves, by the last reading.
         room: Room,
         /// What holds the rest, by the books.
-        usage: Usage,
+        usage: Box<Usage>,
     },
     /// The target failed; its transients were drained and given back.
     #[error("chunk of {rows} tokens at position {start} failed")]

@@ -94,6 +94,14 @@ impl<O: PassObserver> Session for Lent<'_, O> {
         self.sequence.bytes()
     }
 
+    fn kv_growth_bytes(&self, rows: usize) -> u64 {
+        self.sequence.growth_bytes(rows)
+    }
+
+    fn kept_bytes(&self) -> Option<u64> {
+        Some(self.executor.stats().arena_bytes)
+    }
+
     fn drain(&mut self) {}
 }
 

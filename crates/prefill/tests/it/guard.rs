@@ -110,7 +110,7 @@ fn a_machine_that_stays_full_ends_the_prefill_with_numbers_after_a_few_readings(
     // 64 rows: 7,400 bytes of transients, 640 of keys and values.
     assert_eq!(*needed_bytes, 7_400 + 640 + LAST_RESERVE_BYTES);
     assert_eq!((room.left_bytes(), room.ceiling_bytes), (10 * MIB, 1000 * MIB));
-    let Usage { weights_bytes, transient_bytes, .. } = *usage;
+    let Usage { weights_bytes, transient_bytes, .. } = **usage;
     assert_eq!((weights_bytes, transient_bytes), (700 * MIB, 0));
     assert_eq!(
         error.to_string(),

@@ -77,7 +77,7 @@ impl Job<'_> {
             }
             Err(PrefillError { source: StepError::Pressure { start, rows, needed_bytes, room, usage }, .. }) => {
                 let longest = self.longest_in(session, &room, profile);
-                let shortfall = MachineShortfall { done: start, total, rows, needed_bytes, room, usage, longest };
+                let shortfall = MachineShortfall { done: start, total, rows, needed_bytes, room, usage: *usage, longest };
                 return Err(AppError::MachineFull(Box::new(shortfall)));
             }
             Err(error) => return Err(AppError::Prefill(error.to_string())),
