@@ -9,6 +9,7 @@ use crate::{
     error::ModelError,
 };
 use plimsoll_linear::{PackedWeight, Packer, WeightType};
+use rayon::prelude::*;
 use std::ops::Range;
 
 /// Stored bytes that are checked and packed at a time: enough for every thread, small enough for the second cache.
@@ -62,7 +63,7 @@ fn matrix(
         for start in run.clone().step_by(piece_rows) {
             let end = run.end.min(start + piece_rows);
             let piece = &tensor.data[start * row_bytes..end * row_bytes];
-            check_finite(tensor, stored, piece, start * in_features)?;
+            check_finite_on(threads, tensor, stored, piece, start * in_features)?;
             match &mut quantizer {
                 None => packer.push(piece, threads).map_err(fault)?,
                 Some(quantizer) => {
@@ -109,6 +110,26 @@ pub(crate) fn plain_values(kind: WeightType, bytes: &[u8]) -> impl Iterator<Item
 
 fn not_finite(tensor: &StoredTensor<'_>, index: usize, value: f32) -> ModelError {
     ModelError::NotFinite { tensor: crate::checkpoint::one_line(tensor.name), index, value }
+}
+
+/// [`check_finite`] of whole rows on several threads; the fault reported is the first in any case.
+fn check_finite_on(
+    threads: usize,
+    tensor: &StoredTensor<'_>,
+    kind: WeightType,
+    bytes: &[u8],
+    first: usize,
+) -> Result<(), ModelError> {
+    let blocks = bytes.len() / kind.block_bytes();
+    let share = blocks.div_ceil(threads.max(1)).max(1);
+    if threads <= 1 {
+        return check_finite(tensor, kind, bytes, first);
+    }
+    let check = |(index, bytes): (usize, &[u8])| {
+        check_finite(tensor, kind, bytes, first + index * share * kind.block_elements())
+    };
+    let parts = bytes.par_chunks(share * kind.block_bytes()).enumerate();
+    parts.map(check).find_first(Result::is_err).unwrap_or(Ok(()))
 }
 
 /// Refuses weights and block scales that are infinite or no numbers. `first`: the element that `bytes` begins with.

@@ -25,7 +25,7 @@ pub use stop::{StopError, StopMatcher};
 use std::cmp::Ordering;
 
 use history::History;
-use random::{SplitMix64, exp};
+use random::{SplitMix64, exp, exp_each};
 
 /// The most likely token, of equals the one with the lowest id.
 ///
@@ -161,7 +161,7 @@ impl Sampler {
             kept.sort(candidates, limit);
             candidates[..limit].iter().map(|candidate| scale.weight(candidate.logit)).sum()
         } else {
-            logits.iter().map(|&logit| scale.weight(logit)).sum()
+            scale.total(logits)
         };
         if top_p < 1.0 {
             kept.cut_at_share(candidates, f64::from(top_p));
@@ -199,6 +199,19 @@ impl Scale {
 
     fn weight(self, logit: f32) -> f64 {
         exp(self.exponent(logit))
+    }
+
+    /// Sum of all weights, in ascending order.
+    fn total(self, logits: &[f32]) -> f64 {
+        let (chunks, rest) = logits.as_chunks::<16>();
+        let mut total = 0.0;
+        for chunk in chunks {
+            let mut weights = chunk.map(|logit| self.exponent(logit));
+            exp_each(&mut weights);
+            weights.iter().for_each(|weight| total += weight);
+        }
+        rest.iter().for_each(|&logit| total += self.weight(logit));
+        total
     }
 }
 

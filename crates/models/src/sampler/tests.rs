@@ -12,6 +12,14 @@ fn exp_is_within_two_ulp_of_the_system_and_one_at_zero() {
 }
 
 #[test]
+fn several_at_a_time_have_the_bits_of_one() {
+    let logits: Vec<f32> = (0..1003).map(|i| (i * i % 997) as f32 * -0.9).chain([f32::NEG_INFINITY]).collect();
+    let scale = Scale { best: 0.0, temperature: 0.7 };
+    let want: f64 = logits.iter().map(|&logit| scale.weight(logit)).sum();
+    assert_eq!(scale.total(&logits).to_bits(), want.to_bits());
+}
+
+#[test]
 fn random_sequence_is_the_published_one() {
     // First outputs for seed 1234567, as in the reference implementation's test.
     let mut random = SplitMix64::new(1_234_567);

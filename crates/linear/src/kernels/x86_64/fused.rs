@@ -13,7 +13,7 @@ mod super_blocks;
 
 use std::arch::x86_64::*;
 
-use super::is_operand;
+use super::{fetch_ahead, is_operand};
 use crate::WeightType;
 use crate::kernels::{STEP_PAIRS, Tile};
 use crate::layout::{PANEL, q4_0, q4_1, q5_0, q8_0};
@@ -353,6 +353,7 @@ unsafe fn q8_0<const ROWS: usize>(panel: *const u8, start: usize, pairs: usize, 
 #[inline(always)]
 unsafe fn bf16<const ROWS: usize>(panel: *const u8, start: usize, pairs: usize, to: &mut Multiply<ROWS>) {
     for first in (0..pairs).step_by(STEP_PAIRS) {
+        fetch_ahead(panel.wrapping_add((start + 2 * first) * 2 * PANEL));
         for pair in first..(first + STEP_PAIRS).min(pairs) {
             // SAFETY: see the module: an odd `k` is padded to a pair.
             unsafe {
@@ -382,6 +383,7 @@ unsafe fn operand_or_zero(bits: [__m256i; 2]) -> Row {
 #[inline(always)]
 unsafe fn f16<const ROWS: usize>(panel: *const u8, start: usize, pairs: usize, to: &mut Multiply<ROWS>) {
     for first in (0..pairs).step_by(STEP_PAIRS) {
+        fetch_ahead(panel.wrapping_add((start + 2 * first) * 2 * PANEL));
         for pair in first..(first + STEP_PAIRS).min(pairs) {
             // SAFETY: see the module: an odd `k` is padded to a pair.
             unsafe {
