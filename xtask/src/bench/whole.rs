@@ -21,8 +21,8 @@ pub(super) fn prefill(args: &Prefill) -> Result<()> {
     let record = Record {
         title: "Prefill".to_owned(),
         method: "The whole prompt at once, logits of its last token; loading is not timed. Each measurement in a fresh process, sides taking \
-                 turns; the least prompt that llama.cpp gets no whole pass beforehand for is 4,096 tokens. Of llama.cpp's settings the best of \
-                 the first round counts."
+                 turns. llama.cpp does prompts shorter than 4,096 tokens once beforehand, untimed; of its settings the best of the first round \
+                 counts."
             .to_owned(),
         ..Record::of_program("prefill", Unit::TokensPerSecond)
     };
