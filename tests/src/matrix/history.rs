@@ -2,7 +2,7 @@
 
 use super::{
     answer::{Answer, Recorder},
-    request::{Admission, Cut, Lent, Money, Request, decode},
+    request::{Admission, Cut, Lent, Money, Request, asking, decode},
 };
 use crate::{
     random::Random,
@@ -129,7 +129,7 @@ impl Request<'_> {
 
     fn cancel_another(&self, executor: CpuExecutor) -> Result<CpuExecutor> {
         let prompt = self.random_tokens(150);
-        let other = Request { prompt: &prompt, ..*self };
+        let other = asking(self, &prompt);
         let mut admission = other.admit(self.settings, Money::Unlimited)?;
         let mut sequence = other.admitted(&mut admission)?;
         other.cancel(executor, &mut sequence, &mut admission, &mut ())
@@ -150,7 +150,7 @@ impl Request<'_> {
         let mut cancelling = CancelAfter { inner: observer, steps: passes * steps + steps / 2, token };
         let mut session = Lent { executor: &mut executor, sequence, observer: &mut cancelling };
         match self.prefill(&mut session, &Cut::Chunk(chunk), admission) {
-            Err(PrefillError { source: StepError::Target { source: ExecError::Cancelled, .. }, .. }) => {}
+            Err(error) if is_cancelled(&error) => {}
             Err(error) => return Err(error.into()),
             Ok(_) => bail!("a cancelled prefill went on to the end"),
         }
@@ -169,4 +169,8 @@ impl Request<'_> {
         ensure!(matches!(full, Err(ExecError::Kv { .. })), "a sequence of 80 tokens took 90: {full:?}");
         Ok(())
     }
+}
+
+fn is_cancelled(error: &PrefillError<ExecError>) -> bool {
+    matches!(error.source, StepError::Target { source: ExecError::Cancelled, .. })
 }

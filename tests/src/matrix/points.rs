@@ -2,6 +2,7 @@
 
 use super::{
     history::History,
+    prefix::Cached,
     process::Process,
     request::{Cut, Money},
 };
@@ -23,12 +24,14 @@ pub enum Axis {
     Cancel,
     Beside,
     Rebuilt,
+    Prefix,
+    Fork,
     Process,
 }
 
 impl Axis {
     /// All of them, in the order of the table.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 12] = [
         Self::Chunk,
         Self::Partition,
         Self::Threads,
@@ -38,6 +41,8 @@ impl Axis {
         Self::Cancel,
         Self::Beside,
         Self::Rebuilt,
+        Self::Prefix,
+        Self::Fork,
         Self::Process,
     ];
 
@@ -54,6 +59,8 @@ impl Axis {
             Self::Cancel => "cancel",
             Self::Beside => "beside",
             Self::Rebuilt => "rebuilt",
+            Self::Prefix => "prefix",
+            Self::Fork => "fork",
             Self::Process => "process",
         }
     }
@@ -71,6 +78,8 @@ impl Axis {
             Self::Cancel => "after requests that were cancelled or failed",
             Self::Beside => "other sequences in the same passes",
             Self::Rebuilt => "decode over keys and values that a prefill of the decoded tokens wrote",
+            Self::Prefix => "what a prefix cache held before, in memory and on disk",
+            Self::Fork => "decode goes on in a fork, in turns with the sequence it was taken from",
             Self::Process => "fresh processes, of the library and of the binary",
         }
     }
@@ -119,6 +128,10 @@ pub enum How {
     },
     /// This many tokens are decoded, then written anew by a prefill, then the rest is decoded.
     Rebuilt(usize),
+    /// With a prefix cache.
+    Cached(Cached),
+    /// In a fork, taken after this many decoded tokens.
+    Forked(usize),
     /// In another process.
     Process(Process),
 }
@@ -199,6 +212,17 @@ pub fn points(scale: Scale, axes: &[Axis], rows: usize, base: CpuSettings) -> Ve
                 let counts: &[usize] = if scale == Scale::Short { &[9] } else { &[1, 16, 31] };
                 for &count in counts {
                     add(format!("{count} tokens"), How::Rebuilt(count));
+                }
+            }
+            Axis::Prefix => {
+                for cached in Cached::ALL {
+                    add(cached.about().to_owned(), How::Cached(cached));
+                }
+            }
+            Axis::Fork => {
+                let counts: &[usize] = if scale == Scale::Short { &[5] } else { &[0, 16] };
+                for count in counts {
+                    add(format!("after {count} tokens"), How::Forked(*count));
                 }
             }
             Axis::Process => {

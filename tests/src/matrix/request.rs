@@ -10,7 +10,7 @@ use crate::{
     subject::Subject,
 };
 use anyhow::{Context, Result, bail, ensure};
-use plimsoll_kvcache::Sequence;
+use plimsoll_kvcache::{PrefixCache, Sequence};
 use plimsoll_memguard::{Budget, Kind, Ledger, Pass, Profile, Reservation};
 use plimsoll_models::{
     CpuExecutor, CpuProfile, CpuSettings, ExecError, LogitRows, Logits, PromptTarget, Segment, Session,
@@ -103,12 +103,20 @@ impl<O: PassObserver> Session for Lent<'_, O> {
     }
 
     fn drain(&mut self) {}
+
+    fn restore(&mut self, cache: &PrefixCache, prompt: &[u32]) -> Result<usize, ExecError> {
+        cache.restore(self.sequence, prompt).map_err(ExecError::PrefixCache)
+    }
+
+    fn publish(&self, cache: &PrefixCache, prompt: &[u32]) -> Result<(), ExecError> {
+        cache.publish(self.sequence, prompt).map_err(ExecError::PrefixCache)
+    }
 }
 
 /// What a request was admitted with.
 pub(super) struct Admission {
-    ledger: Ledger,
-    transient: Reservation,
+    pub(super) ledger: Ledger,
+    pub(super) transient: Reservation,
     kv: Option<Reservation>,
     _weights: Reservation,
 }
@@ -119,6 +127,11 @@ pub(super) struct Request<'a> {
     pub(super) subject: &'a Subject,
     pub(super) prompt: &'a [u32],
     pub(super) settings: CpuSettings,
+}
+
+/// The same request with another prompt.
+pub(super) fn asking<'a>(request: &Request<'a>, prompt: &'a [u32]) -> Request<'a> {
+    Request { prompt, ..*request }
 }
 
 impl Request<'_> {
@@ -134,6 +147,8 @@ impl Request<'_> {
             How::After(history) => Ok((self.after(*history, observer)?, String::new())),
             How::Beside { others, seed } => Ok((neighbours::beside(self, *others, *seed, observer)?, String::new())),
             How::Rebuilt(count) => Ok((self.rebuilt(*count, observer)?, String::new())),
+            How::Cached(cached) => self.cached(*cached, observer),
+            How::Forked(decoded) => Ok((self.forked(*decoded, observer)?, String::new())),
             How::Process(_) => bail!("a process is not run in this one"),
         }
     }
@@ -200,7 +215,7 @@ impl Request<'_> {
     }
 
     pub(super) fn admitted(&self, admission: &mut Admission) -> Result<Sequence> {
-        let spec = self.subject.model.architecture().kv_spec(self.settings.kv_dtype);
+        let spec = self.settings.kv_spec(self.subject.model.architecture());
         let kv = admission.kv.take().context("taken once")?;
         Ok(Sequence::new(&spec, self.context(), kv)?)
     }
@@ -211,7 +226,7 @@ impl Request<'_> {
         session: &mut Lent<'_, O>,
         cut: &Cut,
         admission: &mut Admission,
-    ) -> Result<(Vec<f32>, Vec<usize>), PrefillError<ExecError>> {
+    ) -> Result<(Vec<f32>, Vec<usize>), Box<PrefillError<ExecError>>> {
         let (mut last, mut rows) = (Vec::new(), Vec::new());
         let start = session.len();
         let mut sink = |_: Range<usize>, logits: &[f32]| last = logits.to_vec();
@@ -219,7 +234,8 @@ impl Request<'_> {
         for (range, chunk) in cut.ranges(start..self.prompt.len()) {
             let driver = Driver::new(DriverOptions { chunk, ..DriverOptions::new(admission.ledger.clone()) });
             let never = CancelToken::new();
-            let report = driver.run_holding(&mut target, range, &mut admission.transient, &never, |_| ())?;
+            let report =
+                driver.run_holding(&mut target, range, &mut admission.transient, &never, |_| ()).map_err(Box::new)?;
             rows.extend(report.chunks.iter().map(|chunk| chunk.rows));
         }
         Ok((last, rows))

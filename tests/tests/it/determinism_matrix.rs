@@ -27,7 +27,7 @@ fn every_point_of_the_short_matrix_is_equal() -> Result<()> {
             kv: vec![KvDtype::Bf16],
             scale: Scale::Short,
             // Processes are slow to start: those of a dense and of a hybrid model are enough here.
-            axes: if ["tiny-gemma3", "tiny-qwen3_next"].contains(&name) { &Axis::ALL[..] } else { &Axis::ALL[..9] }
+            axes: if ["tiny-gemma3", "tiny-qwen3_next"].contains(&name) { &Axis::ALL[..] } else { &Axis::ALL[..11] }
                 .to_vec(),
         };
         run(&subject, &plan, &programs(), &mut report, |_| ())?;
@@ -55,7 +55,9 @@ fn traces_of_every_point_are_equal() -> Result<()> {
                 continue;
             }
             let traced = star.trace(&point.how)?;
-            assert!(traced.hashes() >= whole.hashes(), "{name} {point:?}: {} hashes", traced.hashes());
+            // Rows that come from a cache go through no step.
+            let all = traced.hashes() >= whole.hashes() || matches!(point.how, How::Cached(_));
+            assert!(all && traced.hashes() > 40 * 20, "{name} {point:?}: {} hashes", traced.hashes());
             assert_eq!(whole.first_difference(&traced), None, "{name} {point:?}");
         }
     }
