@@ -38,7 +38,7 @@ fn schedule(random: &mut Random) -> [usize; 5] {
     let mut requests: Vec<Request> = Vec::new();
     let mut counts = [0; 5];
     for _ in 0..24 {
-        let at = usize::try_from(random.below(requests.len().max(1) as u64)).unwrap();
+        let at = usize::try_from(random.below(requests.len().max(1) as u64)).expect("below a length");
         let event = match (requests.is_empty(), random.below(8)) {
             (true, _) | (false, 0 | 1) => 0,
             (false, 2) => 1,
@@ -46,7 +46,7 @@ fn schedule(random: &mut Random) -> [usize; 5] {
         };
         match event {
             0 => {
-                let tokens = usize::try_from(1 + random.below(400)).unwrap();
+                let tokens = usize::try_from(1 + random.below(400)).expect("a small number");
                 // A request that does not fit now goes away.
                 if let Ok(kv) = ledger.reserve(Kind::Kv, 10 * tokens as u64) {
                     let fails_at = (random.below(6) == 0).then_some(tokens / 2);
