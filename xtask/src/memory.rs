@@ -26,7 +26,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut tests = shell::cargo(["test", "--workspace", "--test", "it", "--", "--nocapture", "--test-threads=1"]);
     tests.args(args.only.iter().map(|name| format!("memory::{name}")));
     tests.env("PLIMSOLL_MEMORY_BINARY", shell::release_binary("plimsoll"));
-    tests.env("PLIMSOLL_MEMORY_MODELS", env::join_paths(&models).context("a model's path holds the separator of lists")?);
+    tests.env(
+        "PLIMSOLL_MEMORY_MODELS",
+        env::join_paths(&models).context("a model's path holds the separator of lists")?,
+    );
     if args.star {
         tests.env("PLIMSOLL_MEMORY_CASES", "star");
     }

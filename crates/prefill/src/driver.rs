@@ -11,8 +11,8 @@ use plimsoll_memguard::{ChunkChoice, ChunkLimits, Kind, Ledger, MemorySample, Pr
 
 use crate::guard::{Forecast, Span, Watch, reserve_bytes, usable_bytes};
 use crate::{
-    CancelToken, Chunk, ChunkReport, ChunkSize, ChunkTarget, Guard, Outcome, PrefillError, PrefillReport,
-    Progress, StepError,
+    CancelToken, Chunk, ChunkReport, ChunkSize, ChunkTarget, Guard, Outcome, PrefillError, PrefillReport, Progress,
+    StepError,
 };
 
 /// What a [`Driver`] works with.
@@ -291,8 +291,7 @@ impl Driver {
         loop {
             let free_bytes = ledger.usage().free_bytes().unwrap_or(u64::MAX).saturating_add(held_bytes);
             let needed_bytes = |rows: usize| forecast.needed_bytes(planned_bytes(rows));
-            let choice =
-                limits.choose_by(remaining, free_bytes.min(machine_bytes), predicted_bytes, needed_bytes);
+            let choice = limits.choose_by(remaining, free_bytes.min(machine_bytes), predicted_bytes, needed_bytes);
             let ChunkChoice::Run { rows, predicted_bytes, .. } = choice else { break };
             if rows <= floor_rows {
                 break;
@@ -356,7 +355,7 @@ impl Driver {
                     start: tokens.start,
                     rows,
                     needed_bytes,
-                    room,
+                    room: Box::new(room),
                     usage: Box::new(ledger.usage()),
                 });
             }

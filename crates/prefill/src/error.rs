@@ -42,7 +42,7 @@ pub enum StepError<E> {
         /// Bytes that it would add to the process, with what is always left free.
         needed_bytes: u64,
         /// What the machine leaves, by the last reading.
-        room: Room,
+        room: Box<Room>,
         /// What holds the rest, by the books.
         usage: Box<Usage>,
     },

@@ -263,7 +263,9 @@ impl AppError {
                 }
             },
             Self::MachineFull(_) => {
-                vec!["end what else takes memory, raise the limit, shorten the prompt, or lower --max-tokens".to_owned()]
+                vec![
+                    "end what else takes memory, raise the limit, shorten the prompt, or lower --max-tokens".to_owned(),
+                ]
             }
             Self::CommandLine { hints, .. } => hints.clone(),
             Self::NoSuchModel { .. } => vec!["models by short name: plimsoll models list".to_owned()],

@@ -572,11 +572,17 @@ impl<O: StepObserver> Running<'_, '_, O> {
                 .with_view(*layer, kv_len, self.blocks, |view| {
                     let scratch_bytes = scratch.len() as u64;
                     let fits = |rows| route.workspace_bytes(&AttnShape { rows, ..shape }) <= scratch_bytes;
-                    tiles::attend((rows, row_work), self.tile_work, fits, || cancel.is_cancelled(), |part| {
-                        let of = |width: usize| part.start * width..part.end * width;
-                        let out = &mut out[of(widths[3])];
-                        route.run(&q[of(widths[0])], view, start + part.start, &params, out, scratch)
-                    })
+                    tiles::attend(
+                        (rows, row_work),
+                        self.tile_work,
+                        fits,
+                        || cancel.is_cancelled(),
+                        |part| {
+                            let of = |width: usize| part.start * width..part.end * width;
+                            let out = &mut out[of(widths[3])];
+                            route.run(&q[of(widths[0])], view, start + part.start, &params, out, scratch)
+                        },
+                    )
                 })
                 .map_err(fault)?
                 .map_err(|tiles::Cancelled| ExecError::Cancelled)?

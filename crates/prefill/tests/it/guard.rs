@@ -4,9 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use plimsoll_memguard::{
-    Budget, FixedMachine, FixedProbe, Kind, Ledger, Machine, Pressure, Reservation, Room, Usage,
-};
+use plimsoll_memguard::{Budget, FixedMachine, FixedProbe, Kind, Ledger, Machine, Pressure, Reservation, Room, Usage};
 use plimsoll_prefill::{CancelToken, Driver, DriverOptions, Held, LAST_RESERVE_BYTES, PrefillReport, StepError};
 
 use crate::{Fake, Fault, fixed, ledger};
@@ -58,16 +56,8 @@ fn chunks_shrink_under_pressure_with_hysteresis_and_grow_back() {
     use Pressure::{Hard, Nominal, Soft};
     let seen: Vec<_> = report.chunks.iter().map(|chunk| (chunk.pressure, chunk.rows)).collect();
     // Soft from 900 to below 880, hard from 950 to below 930.
-    let want = [
-        (Nominal, 512),
-        (Soft, 256),
-        (Soft, 256),
-        (Nominal, 512),
-        (Hard, 64),
-        (Hard, 64),
-        (Soft, 256),
-        (Nominal, 512),
-    ];
+    let want =
+        [(Nominal, 512), (Soft, 256), (Soft, 256), (Nominal, 512), (Hard, 64), (Hard, 64), (Soft, 256), (Nominal, 512)];
     assert_eq!(seen, want);
     assert_eq!(report.chunks[1].requested_rows, 512);
     assert_eq!(machine.readings(), 8, "read for every chunk, and no more often than that");
@@ -88,7 +78,11 @@ fn soft_pressure_evicts_caches_and_reads_again_at_once() {
     let _cache = cache(&ledger, 5 * MIB);
     let mut fake = Fake::default();
     run(&Driver::new(on(&machine, &ledger)), &mut fake, 512).unwrap();
-    assert_eq!((ledger.usage().prefix_cache_bytes, fake.rows()), (0, vec![512]), "the cache went, and with it the pressure");
+    assert_eq!(
+        (ledger.usage().prefix_cache_bytes, fake.rows()),
+        (0, vec![512]),
+        "the cache went, and with it the pressure"
+    );
 }
 
 #[test]

@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use plimsoll_memguard::{Budget, FixedProbe, Kind, Ledger, MemorySample, ReserveError};
 use plimsoll_prefill::{
-    CancelToken, Chunk, ChunkSize, ChunkTarget, Drain, Driver, DriverOptions, Held, Outcome, Progress, StepError, conformance,
+    CancelToken, Chunk, ChunkSize, ChunkTarget, Drain, Driver, DriverOptions, Held, Outcome, Progress, StepError,
+    conformance,
 };
 use proptest::prelude::*;
 

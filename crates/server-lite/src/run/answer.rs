@@ -5,12 +5,7 @@ use super::{
     memdbg::MemoryDebug,
     report::{ChunkReport, Load, Memory, Prefill, Report, Speed},
 };
-use crate::{
-    ALLOCATOR,
-    cli::RunArgs,
-    error::AppError,
-    fetch::hex,
-};
+use crate::{ALLOCATOR, cli::RunArgs, error::AppError, fetch::hex};
 use plimsoll_kvcache::PrefixCache;
 use plimsoll_memguard::Profile;
 use plimsoll_models::{

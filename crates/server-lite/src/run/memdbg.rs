@@ -55,7 +55,11 @@ impl Holders {
             true => format!("{name} grew by {} ({meaning})", mib(bytes)),
             false => format!("{name} shrank by {}", mib(-bytes)),
         };
-        if changes.is_empty() { "nobody grew".to_owned() } else { changes.iter().map(words).collect::<Vec<_>>().join("; ") }
+        if changes.is_empty() {
+            "nobody grew".to_owned()
+        } else {
+            changes.iter().map(words).collect::<Vec<_>>().join("; ")
+        }
     }
 }
 
@@ -131,9 +135,10 @@ impl<'a> MemoryDebug<'a> {
         if self.tokens == 0 {
             return self.say("  per prompt token: one chunk tells nothing of growth");
         }
-        let per_token = last.since(&first).all().map(|(name, bytes, _)| {
-            format!("{name} {:.3} KiB", bytes as f64 / 1024.0 / self.tokens as f64)
-        });
+        let per_token = last
+            .since(&first)
+            .all()
+            .map(|(name, bytes, _)| format!("{name} {:.3} KiB", bytes as f64 / 1024.0 / self.tokens as f64));
         self.say(&format!("  per prompt token, over the last {}: {}", self.tokens, per_token.join(", ")));
     }
 

@@ -53,7 +53,9 @@ mod tests {
             let before = probe.sample();
             let touched = vec![1_u8; 64 << 20];
             let after = probe.sample();
-            let grown = |bytes: fn(&MemorySample) -> Option<u64>| bytes(&after).unwrap().saturating_sub(bytes(&before).unwrap());
+            let grown = |bytes: fn(&MemorySample) -> Option<u64>| {
+                bytes(&after).unwrap().saturating_sub(bytes(&before).unwrap())
+            };
             // Other tests allocate and free meanwhile.
             assert!(grown(|sample| sample.footprint) > 32 << 20, "{reads_status}: {before:?} {after:?}");
             assert!(grown(|sample| sample.live) > 32 << 20, "{before:?} {after:?}");

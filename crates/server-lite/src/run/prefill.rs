@@ -77,7 +77,8 @@ impl Job<'_> {
             }
             Err(PrefillError { source: StepError::Pressure { start, rows, needed_bytes, room, usage }, .. }) => {
                 let longest = self.longest_in(session, &room, profile);
-                let shortfall = MachineShortfall { done: start, total, rows, needed_bytes, room, usage: *usage, longest };
+                let (room, usage) = (*room, *usage);
+                let shortfall = MachineShortfall { done: start, total, rows, needed_bytes, room, usage, longest };
                 return Err(AppError::MachineFull(Box::new(shortfall)));
             }
             Err(error) => return Err(AppError::Prefill(error.to_string())),

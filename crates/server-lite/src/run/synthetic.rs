@@ -38,7 +38,8 @@ fn append(sequence: &mut Sequence, layer: usize, of: &LayerSpec, start: usize, r
     match of {
         LayerSpec::Kv(of) => {
             let layout = of.layout;
-            let (k, v) = (values(rows * layout.kv_heads * layout.head_dim), values(rows * layout.kv_heads * layout.v_head_dim));
+            let (k, v) =
+                (values(rows * layout.kv_heads * layout.head_dim), values(rows * layout.kv_heads * layout.v_head_dim));
             sequence.append(layer, start, &k, &v, rows)
         }
         LayerSpec::Recurrent(_) => sequence.advance(layer, start, rows).map(|_| ()),

@@ -35,7 +35,9 @@ fn the_json_object_has_every_field_of_the_contract() {
     let parts: Vec<_> = chunks.iter().map(|c| (c["start"].as_u64().unwrap(), c["rows"].as_u64().unwrap())).collect();
     assert_eq!(parts, [(0, 40), (40, 25)]);
     for chunk in chunks {
-        assert_eq!(keys(chunk), "measured_bytes planned_bytes rows seconds start".split(' ').collect());
+        let want = "charged_bytes footprint_bytes growth_bytes kv_bytes measured_bytes planned_bytes predicted_bytes pressure rows seconds \
+                    slack_bytes start unexplained_bytes";
+        assert_eq!(keys(chunk), want.split(' ').collect());
         let (planned, measured) = (chunk["planned_bytes"].as_u64().unwrap(), chunk["measured_bytes"].as_u64().unwrap());
         assert!(planned > 0 && measured == planned, "the arena's high water is its plan: {chunk}");
         assert!(chunk["seconds"].as_f64().unwrap() > 0.0);

@@ -108,8 +108,7 @@ mod tests {
     fn computed(at: usize) -> (Vec<f32>, bool) {
         let (rows, width) = (100, 32);
         let values: Vec<f32> = (0..width * width).map(|i| (i % 7) as f32 - 3.0).collect();
-        let weight =
-            PackedWeight::pack(WeightType::F32, width, width, bytemuck::cast_slice(&values), 1).unwrap();
+        let weight = PackedWeight::pack(WeightType::F32, width, width, bytemuck::cast_slice(&values), 1).unwrap();
         let x: Vec<f32> = (0..rows * width).map(|i| (i % 5) as f32 - 2.0).collect();
         let settings = Settings { isa: Isa::detect(), threads: 1 };
         let bytes = plimsoll_linear::scratch_bytes(rows, width, &[(WeightType::F32, width)], settings);
@@ -146,10 +145,16 @@ mod tests {
             looks.set(looks.get() + 1);
             looks.get() == 2
         };
-        let ended = attend::<()>((300, 10), 10, |_| true, is_cancelled, |rows| {
-            seen.push(rows);
-            Ok(())
-        });
+        let ended = attend::<()>(
+            (300, 10),
+            10,
+            |_| true,
+            is_cancelled,
+            |rows| {
+                seen.push(rows);
+                Ok(())
+            },
+        );
         assert_eq!((ended, seen), (Err(Cancelled), vec![0..64, 64..128]));
         assert_eq!(attend((300, 10), 10, |_| true, || false, |rows| Err(rows.start)), Ok(Err(0)));
     }

@@ -58,7 +58,8 @@ struct Prompt {
 impl Prompt {
     /// The tiny model, or the model that the long form names.
     fn new(folder: &Folder) -> Self {
-        let (model, tokens, kv_dtype) = match models().into_iter().find(|path| path.to_string_lossy().contains("gemma")) {
+        let (model, tokens, kv_dtype) = match models().into_iter().find(|path| path.to_string_lossy().contains("gemma"))
+        {
             Some(path) => (path.to_str().unwrap().to_owned(), 32_000, "bf16"),
             None => (folder.file("heavy.gguf", heavy().bytes()), 6_000, "f32"),
         };
@@ -95,7 +96,11 @@ fn the_smallest_budget_that_fits_completes_in_a_group_of_that_size_and_an_unguar
     let budget = budget_bytes.to_string();
     let watched = group.watch(&program(&prompt.args(&["--memory-budget", &budget])));
     let mib = |bytes: u64| bytes as f64 / MIB as f64;
-    println!("budget {:.1} MiB: peak seen from outside {:.1} MiB", mib(budget_bytes), mib(watched.peak_anonymous_bytes));
+    println!(
+        "budget {:.1} MiB: peak seen from outside {:.1} MiB",
+        mib(budget_bytes),
+        mib(watched.peak_anonymous_bytes)
+    );
     assert_eq!((watched.signal, group.kills()), (None, 0), "{}", watched.ran.stderr);
     let json = watched.ran.json();
     assert_eq!(rows(&json).iter().sum::<u64>(), prompt.tokens as u64);
@@ -155,7 +160,14 @@ fn a_machine_that_fills_up_in_the_middle_ends_the_run_with_numbers_and_no_kill()
     assert_eq!((watched.signal, group.kills()), (None, 0), "{}", watched.ran.stderr);
     let error = watched.ran.fails(3);
     println!("{error}");
-    for part in ["the machine is full after ", " prompt tokens: ", " MiB, ", "cgroup v", "held here: weights ", "keys and values "] {
+    for part in [
+        "the machine is full after ",
+        " prompt tokens: ",
+        " MiB, ",
+        "cgroup v",
+        "held here: weights ",
+        "keys and values ",
+    ] {
         assert!(error.contains(part), "{part}: {error}");
     }
     assert!(error.contains("a context of ") || error.contains("no context fits"), "{error}");

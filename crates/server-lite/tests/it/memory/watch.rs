@@ -101,7 +101,8 @@ impl Group {
             own.lines().find(|line| is_it(line)).and_then(|line| line.splitn(3, ':').nth(2)).map(str::to_owned)
         };
         let limit = limit_bytes.to_string();
-        let v1 = path_of(|line| line.split(':').nth(1).is_some_and(|names| names.split(',').any(|name| name == "memory")));
+        let v1 =
+            path_of(|line| line.split(':').nth(1).is_some_and(|names| names.split(',').any(|name| name == "memory")));
         if let Some(path) = v1 {
             let settings = [("memory.limit_in_bytes", &*limit), ("memory.memsw.limit_in_bytes", &*limit)];
             let folder = Path::new("/sys/fs/cgroup/memory").join(path.trim_start_matches('/')).join(&name);
