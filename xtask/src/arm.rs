@@ -60,7 +60,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         return Ok(());
     }
     let runner = format!("{} -cpu {} -L {}", args.qemu.display(), args.cpu, args.sysroot.display());
-    tests.args(["--target", TARGET]).env("RUSTC", &rustc);
+    // Without the examples in documentation: another program compiles those, and may be of another version.
+    tests.args(["--lib", "--tests", "--target", TARGET]).env("RUSTC", &rustc);
     tests.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", &args.linker);
     tests.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", runner);
     // Other compilers' files stay apart, or each run of either would build all anew.
@@ -70,7 +71,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         tests.arg("-Zbuild-std=std,panic_unwind,test").env("RUSTC_BOOTSTRAP", "1");
     }
     shell::run(tests.arg("--").args(&args.tests))?;
-    println!("\nAll tests of {} passed on an emulated {}.", PACKAGES.join(" and "), args.cpu);
+    println!("\nThe tests of {} that were asked for passed on an emulated {}.", PACKAGES.join(" and "), args.cpu);
     Ok(())
 }
 
