@@ -19,14 +19,11 @@ impl Model {
     fn load(path: &str) -> Result<Self> {
         let mut file = fs::File::open(path).with_context(|| format!("cannot read {path}"))?;
         let content = gguf_file::Content::read(&mut file)?;
-        let architecture = content.metadata.get("general.architecture").context("no architecture")?.to_string()?.clone();
+        let architecture =
+            content.metadata.get("general.architecture").context("no architecture")?.to_string()?.clone();
         Ok(match architecture.as_str() {
-            "llama" => {
-                Self::Llama(quantized_llama::ModelWeights::from_gguf(content, &mut file, &Device::Cpu)?)
-            }
-            "gemma3" => {
-                Self::Gemma3(quantized_gemma3::ModelWeights::from_gguf(content, &mut file, &Device::Cpu)?)
-            }
+            "llama" => Self::Llama(quantized_llama::ModelWeights::from_gguf(content, &mut file, &Device::Cpu)?),
+            "gemma3" => Self::Gemma3(quantized_gemma3::ModelWeights::from_gguf(content, &mut file, &Device::Cpu)?),
             other => bail!("candle-transformers is asked for llama and gemma3 only, not {other}"),
         })
     }

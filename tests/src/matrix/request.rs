@@ -113,6 +113,9 @@ impl<O: PassObserver> Session for Lent<'_, O> {
     }
 }
 
+/// A prefill that ended early.
+type Failed = Box<PrefillError<ExecError>>;
+
 /// What a request was admitted with.
 pub(super) struct Admission {
     pub(super) ledger: Ledger,
@@ -226,7 +229,7 @@ impl Request<'_> {
         session: &mut Lent<'_, O>,
         cut: &Cut,
         admission: &mut Admission,
-    ) -> Result<(Vec<f32>, Vec<usize>), Box<PrefillError<ExecError>>> {
+    ) -> Result<(Vec<f32>, Vec<usize>), Failed> {
         let (mut last, mut rows) = (Vec::new(), Vec::new());
         let start = session.len();
         let mut sink = |_: Range<usize>, logits: &[f32]| last = logits.to_vec();

@@ -66,7 +66,8 @@ fn chunks_shrink_under_pressure_with_hysteresis_and_grow_back() {
 /// A cache of one reservation that is dropped as a whole.
 fn cache(ledger: &Ledger, bytes: u64) -> Arc<impl Fn(u64) + Send + Sync + 'static> {
     let held = std::sync::Mutex::new(Some(ledger.reserve(Kind::PrefixCache, bytes).expect("room for the cache")));
-    let holder = Arc::new(move |_wanted: u64| drop::<Option<Reservation>>(held.lock().expect("no holder panics").take()));
+    let holder =
+        Arc::new(move |_wanted: u64| drop::<Option<Reservation>>(held.lock().expect("no holder panics").take()));
     ledger.add_evictable(&holder);
     holder
 }

@@ -154,7 +154,10 @@ impl Job<'_> {
             overhead_bytes: usage.overhead_bytes,
             planned_peak_bytes: usage.weights_bytes + usage.overhead_bytes + admission.kv_bytes + transient,
             // The arena and large KV blocks are mapped, not allocated; what the process held after load outside of any allocation is beside them.
-            measured_peak_bytes: ALLOCATOR.peak_bytes() + arena + session.mapped_kv_bytes() + self.budget.unallocated_bytes,
+            measured_peak_bytes: ALLOCATOR.peak_bytes()
+                + arena
+                + session.mapped_kv_bytes()
+                + self.budget.unallocated_bytes,
             footprint_peak_bytes: prefill.chunks.iter().filter_map(footprint).chain(now).max(),
             budget_bytes: self.budget.budget_bytes(),
             resident_after_load_bytes: self.budget.resident_after_load_bytes,

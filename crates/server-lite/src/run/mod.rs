@@ -86,7 +86,19 @@ pub(crate) fn run(args: &RunArgs, sources: &Sources, cancel: &CancelToken) -> Re
     let continues = text.as_ref().is_none_or(|(_, template)| template.is_none());
     let tokenizer = text.as_ref().map(|(tokenizer, _)| tokenizer);
     let cache = prefix::open(args, &model, &budget, &settings)?;
-    let job = Job { args, model: &model, prompt: &prompt, tokenizer, continues, sampler, stops, budget, cancel, cache, started };
+    let job = Job {
+        args,
+        model: &model,
+        prompt: &prompt,
+        tokenizer,
+        continues,
+        sampler,
+        stops,
+        budget,
+        cancel,
+        cache,
+        started,
+    };
     if args.trace_hashes.is_none() && args.memory_trace.is_none() {
         return on_cpu(job, executor, ()).map(|_| ());
     }

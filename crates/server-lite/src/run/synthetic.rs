@@ -24,8 +24,10 @@ pub(super) fn check(args: &RunArgs, prompt_tokens: usize) -> Result<(), AppError
 
 /// Fills the first `tokens` of `sequence`, as if a prefill had.
 pub(super) fn fill(sequence: &mut Sequence, spec: &KvSpec, tokens: usize) -> Result<(), AppError> {
-    for start in (0..tokens).step_by(ROWS) {
-        let rows = ROWS.min(tokens - start);
+    // Windows are priced for chunks of so many rows.
+    let most_rows = spec.max_chunk_rows.map_or(ROWS, |rows| rows.min(ROWS));
+    for start in (0..tokens).step_by(most_rows) {
+        let rows = most_rows.min(tokens - start);
         for (layer, of) in spec.layers.iter().enumerate() {
             append(sequence, layer, of, start, rows).map_err(|source| ExecError::Kv { layer, source })?;
         }

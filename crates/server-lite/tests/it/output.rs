@@ -23,7 +23,8 @@ fn the_json_object_has_every_field_of_the_contract() {
     let folder = Folder::new();
     let more = ["--json", "--max-tokens", "9", "--chunk", "40", "--kv-dtype", "f32", "--memory-budget", "1GiB"];
     let json = run_ids(&folder, &golden.model, &golden.ids, &more).json();
-    let want = "chunks decode finish_reason first_logits_sha256 load memory model prefill prompt_tokens routes text tokens";
+    let want =
+        "chunks decode finish_reason first_logits_sha256 load memory model prefill prompt_tokens routes text tokens";
     assert_eq!(keys(&json), want.split(' ').collect());
     assert_eq!(json["prompt_tokens"], 65);
     assert_eq!(tokens(&json), golden.greedy[..9].iter().map(|&id| id.into()).collect::<Vec<u64>>());
