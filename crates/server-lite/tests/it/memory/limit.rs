@@ -90,8 +90,8 @@ fn rows(json: &Value) -> Vec<u64> {
 fn the_smallest_budget_that_fits_completes_in_a_group_of_that_size_and_an_unguarded_run_is_killed() {
     let folder = Folder::new();
     let prompt = Prompt::new(&folder);
-    // What is resident after load differs by some pages from run to run.
-    let budget_bytes = prompt.price(64) + MIB / 4;
+    // What is resident after load differs by some tenths of a MiB from run to run.
+    let budget_bytes = prompt.price(64) + MIB;
     let Some(group) = Group::new(budget_bytes + BESIDE_BYTES) else { return };
     let budget = budget_bytes.to_string();
     let watched = group.watch(&program(&prompt.args(&["--memory-budget", &budget])));
