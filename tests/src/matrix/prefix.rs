@@ -2,15 +2,15 @@
 
 use super::{
     answer::{Answer, Recorder},
-    request::{Admission, Lent, Money, Request, asking, decode},
+    request::{Admission, Lent, Money, PrefillFault, Request, asking, decode},
 };
 use crate::{random::Random, row_trace::PassObserver};
 use anyhow::{Context, Result, ensure};
 use plimsoll_attention::KV_BLOCK_TOKENS;
 use plimsoll_kvcache::{DiskOptions, PrefixCache, Sequence, Snapshots};
 use plimsoll_memguard::{Kind, Ledger, Reservation};
-use plimsoll_models::{CpuSettings, ExecError, LogitRows, PromptTarget, Session};
-use plimsoll_prefill::{CancelToken, ChunkSize, Driver, DriverOptions, PrefillError};
+use plimsoll_models::{CpuSettings, LogitRows, PromptTarget, Session};
+use plimsoll_prefill::{CancelToken, ChunkSize, Driver, DriverOptions};
 use std::{num::NonZeroUsize, ops::Range, path::Path};
 
 /// Rows of a chunk: a prefix ends at the end of one.
@@ -124,7 +124,7 @@ impl Request<'_> {
         cache: &PrefixCache,
         ledger: &Ledger,
         transient: &mut Reservation,
-    ) -> Result<Vec<f32>, Box<PrefillError<ExecError>>> {
+    ) -> Result<Vec<f32>, PrefillFault> {
         let mut last = Vec::new();
         let start = session.len();
         let mut sink = |_: Range<usize>, logits: &[f32]| last = logits.to_vec();

@@ -14,6 +14,7 @@ use crate::{
 };
 use anyhow::{Context, Result, ensure};
 use plimsoll_models::{CpuSettings, HashSteps, StepEvent, StepObserver};
+use plimsoll_prefill::DEFAULT_MAX_ROWS;
 use serde::Deserialize;
 use std::{
     fs::{self, File},
@@ -41,6 +42,8 @@ pub enum Process {
     Binary(Vec<&'static str>),
     /// `plimsoll run` with a budget in which the smallest chunk fits, and little more.
     Tight,
+    /// `plimsoll run` after another with the same prompt, which left its blocks in a folder.
+    Restored,
 }
 
 /// Bytes that a budget has beyond what an earlier process was found to need: what is resident after load differs from process to process.
@@ -53,7 +56,13 @@ struct Printed {
     finish_reason: String,
     first_logits_sha256: String,
     chunks: Vec<PrintedChunk>,
+    prefill: PrintedPrefill,
     memory: PrintedMemory,
+}
+
+#[derive(Debug, Deserialize)]
+struct PrintedPrefill {
+    cached_tokens: usize,
 }
 
 #[derive(Debug, Deserialize)]
@@ -87,6 +96,7 @@ impl Process {
             binary(&format!("--cpu {}", isa.name()), &["--cpu", isa.name()]);
         }
         all.push(("binary, budget just enough".to_owned(), Self::Tight));
+        all.push(("binary, restored from disk".to_owned(), Self::Restored));
         all
     }
 
@@ -98,7 +108,7 @@ impl Process {
                 let helper = programs.helper.as_deref()?;
                 Some(ask_helper(helper, model, request, *history, None).map(|answer| (answer, String::new())))
             }
-            Self::Binary(_) | Self::Tight => {
+            Self::Binary(_) | Self::Tight | Self::Restored => {
                 let plimsoll = programs.plimsoll.as_deref()?;
                 let is_tight = *self == Self::Tight;
                 Some(self.ask_binary(plimsoll, model, request, None).map(|printed| printed.answer(is_tight)))
@@ -152,6 +162,17 @@ impl Process {
         };
         match self {
             Self::Binary(args) => ask(args),
+            Self::Restored => {
+                let folder = TempDir::new()?;
+                let cache = ["--prefix-cache", folder.path().to_str().context("a path in UTF-8")?];
+                ask(&cache)?;
+                let printed = ask(&cache)?;
+                // A recurrent state is kept at the end of a chunk only; where steps are hashed, all of them run.
+                let least = (request.prompt.len() - 1) / DEFAULT_MAX_ROWS * DEFAULT_MAX_ROWS;
+                let taken = printed.prefill.cached_tokens;
+                ensure!(trace.is_some() || taken >= least, "{taken} tokens were cached, not {least}");
+                Ok(printed)
+            }
             _ => {
                 let enough = ask(&["--chunk", "64"])?.memory.planned_peak_bytes + SLACK_BYTES;
                 ask(&["--memory-budget", &enough.to_string()])
@@ -173,7 +194,11 @@ impl Printed {
             steps: None,
             ended: self.finish_reason == "stop",
         };
-        (answer, format!("chunks of {}{budget}", super::request::counted(&rows)))
+        let cached = match self.prefill.cached_tokens {
+            0 => String::new(),
+            tokens => format!("{tokens} tokens cached, "),
+        };
+        (answer, format!("{cached}chunks of {}{budget}", super::request::counted(&rows)))
     }
 }
 

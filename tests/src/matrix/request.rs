@@ -113,8 +113,8 @@ impl<O: PassObserver> Session for Lent<'_, O> {
     }
 }
 
-/// A prefill that ended early.
-type Failed = Box<PrefillError<ExecError>>;
+/// Why a prefill ended early.
+pub(super) type PrefillFault = Box<PrefillError<ExecError>>;
 
 /// What a request was admitted with.
 pub(super) struct Admission {
@@ -229,7 +229,7 @@ impl Request<'_> {
         session: &mut Lent<'_, O>,
         cut: &Cut,
         admission: &mut Admission,
-    ) -> Result<(Vec<f32>, Vec<usize>), Failed> {
+    ) -> Result<(Vec<f32>, Vec<usize>), PrefillFault> {
         let (mut last, mut rows) = (Vec::new(), Vec::new());
         let start = session.len();
         let mut sink = |_: Range<usize>, logits: &[f32]| last = logits.to_vec();
