@@ -86,7 +86,14 @@ impl Policy {
 impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Custom { reserve_bytes } => write!(f, "custom:{}", ByteSize::new(*reserve_bytes)),
+            // Without a unit where the size in one would read back as another number.
+            Self::Custom { reserve_bytes } => {
+                let size = ByteSize::new(*reserve_bytes).to_string();
+                match size.parse::<ByteSize>() {
+                    Ok(read) if read.bytes() == *reserve_bytes => write!(f, "custom:{size}"),
+                    _ => write!(f, "custom:{reserve_bytes}"),
+                }
+            }
             named => f.write_str(named.name()),
         }
     }
@@ -190,7 +197,11 @@ mod tests {
 
     #[test]
     fn policies_are_read_by_name() {
-        let own = [Policy::Custom { reserve_bytes: 3 << 29 }, Policy::Custom { reserve_bytes: 0 }];
+        let own = [
+            Policy::Custom { reserve_bytes: 3 << 29 },
+            Policy::Custom { reserve_bytes: 0 },
+            Policy::Custom { reserve_bytes: GIB + 1 },
+        ];
         for policy in Policy::NAMED.into_iter().chain(own) {
             assert_eq!(policy.to_string().parse(), Ok(policy));
         }

@@ -12,7 +12,7 @@ fn names(list: &Value, field: &str) -> Vec<String> {
 fn the_machine_is_described() {
     let report = run(["doctor", "--json", "--threads", "3"]).json();
     let sets = &report["cpu"]["instruction_sets"];
-    assert_eq!(names(sets, "name"), ["amx", "avx512", "avx2", "scalar"]);
+    assert_eq!(names(sets, "name"), ["amx", "avx512", "avx2", "neon", "scalar"]);
     for set in sets.as_array().unwrap() {
         let chosen = set["chosen"].as_bool().unwrap();
         assert!(!chosen || set["available"] == true, "{set}");
@@ -22,7 +22,7 @@ fn the_machine_is_described() {
     assert_eq!(report["cpu"]["threads"], 3);
     assert!(report["devices"].to_string().contains("metal"));
     let scalar = run(["doctor", "--json", "--cpu", "scalar"]).json();
-    assert_eq!(scalar["cpu"]["instruction_sets"][3]["chosen"], true);
+    assert_eq!(scalar["cpu"]["instruction_sets"][4]["chosen"], true);
 }
 
 #[test]
