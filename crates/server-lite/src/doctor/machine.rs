@@ -18,7 +18,8 @@ pub(super) struct InstructionSet {
 /// Every instruction set, the fastest first; `chosen` is the one that a run would take.
 pub(super) fn instruction_sets(chosen: Isa) -> Vec<InstructionSet> {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").ok();
-    let flags = cpuinfo.as_deref().and_then(|text| field(text, "flags"));
+    // Arm's kernels call them features.
+    let flags = cpuinfo.as_deref().and_then(|text| field(text, "flags").or_else(|| field(text, "Features")));
     Isa::ALL
         .into_iter()
         .map(|isa| {
@@ -35,13 +36,15 @@ pub(super) fn instruction_sets(chosen: Isa) -> Vec<InstructionSet> {
 
 /// Why an instruction set cannot be used; `flags` are the processor's, as Linux lists them.
 fn reason(isa: Isa, architecture: &str, flags: Option<&str>) -> String {
-    if architecture != "x86_64" {
-        return format!("for x86-64 alone, this is {architecture}");
+    let (home, home_name) = if isa == Isa::Neon { ("aarch64", "AArch64") } else { ("x86_64", "x86-64") };
+    if architecture != home {
+        return format!("for {home_name} alone, this is {architecture}");
     }
     let needed: &[&str] = match isa {
         Isa::Amx => &["amx_tile", "amx_bf16", "avx512_bf16"],
         Isa::Avx512 => &["avx512f", "avx512bw", "avx512vl"],
         Isa::Avx2 => &["avx2", "fma", "f16c"],
+        Isa::Neon => &["asimd"],
         _ => &[],
     };
     let Some(flags) = flags else { return "the processor or the system does not offer it".to_owned() };
@@ -90,6 +93,8 @@ mod tests {
         assert!(reason(Isa::Amx, "x86_64", Some(&all)).contains("the kernel does not let"));
         assert_eq!(reason(Isa::Avx512, "x86_64", Some("avx2 avx512f")), "the processor has no avx512bw, avx512vl");
         assert_eq!(reason(Isa::Avx2, "aarch64", None), "for x86-64 alone, this is aarch64");
+        assert_eq!(reason(Isa::Neon, "x86_64", Some(FLAGS)), "for AArch64 alone, this is x86_64");
+        assert_eq!(reason(Isa::Neon, "aarch64", Some("fp")), "the processor has no asimd");
         assert!(reason(Isa::Avx2, "x86_64", None).contains("does not offer"));
     }
 
