@@ -5,6 +5,7 @@ use crate::{
     model::{Constant, Model},
 };
 use plimsoll_kvcache::CacheIdentity;
+use plimsoll_linear::PackedWeight;
 use sha2::{Digest, Sha256};
 use std::fmt::{self, Write};
 
@@ -33,9 +34,14 @@ impl Model {
         HashText(&mut hash).write_fmt(text).expect("the writer takes everything");
         for slot in program.constants() {
             hash.update((slot.index() as u64).to_le_bytes());
+            // The same bytes are other numbers in another type.
+            let mut put = |weight: &PackedWeight| {
+                hash.update(weight.weight_type().name());
+                hash.update(weight.packed());
+            };
             match self.constant(*slot) {
-                Some(Constant::Matrix(weight)) => hash.update(weight.packed()),
-                Some(Constant::Experts(weights)) => weights.iter().for_each(|weight| hash.update(weight.packed())),
+                Some(Constant::Matrix(weight)) => put(weight),
+                Some(Constant::Experts(weights)) => weights.iter().for_each(put),
                 Some(Constant::Vector(values)) => hash.update(bytemuck::cast_slice::<f32, u8>(values)),
                 None => {}
             }
