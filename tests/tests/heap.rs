@@ -70,13 +70,13 @@ fn heap_bytes(
     rows: usize,
 ) -> Result<u64> {
     let start = sequence.len();
-    let kv_before_bytes = sequence.bytes() - sequence.peak_mapped_bytes();
+    let kv_before_bytes = sequence.bytes() - sequence.mapped_bytes();
     let before_bytes = ALLOCATED_BYTES.load(Relaxed);
     let mut segments = [Segment { sequence, tokens: &tokens[start..start + rows], start }];
     executor.run(&mut segments, LogitRows::Last, &mut ())?;
     let bytes = ALLOCATED_BYTES.load(Relaxed) - before_bytes;
-    // What is mapped no allocator counts; nothing is given back on the way.
-    Ok(bytes - (sequence.bytes() - sequence.peak_mapped_bytes() - kv_before_bytes))
+    // What is mapped no allocator counts.
+    Ok(bytes - (sequence.bytes() - sequence.mapped_bytes() - kv_before_bytes))
 }
 
 /// Prefills in chunks of 1 (the warm-up), 64, 512 and 64 rows, and decodes one. Returns a line of figures.

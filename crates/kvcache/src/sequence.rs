@@ -278,14 +278,18 @@ impl Sequence {
         self.groups.iter().map(|group| group.growth_bytes(end)).sum()
     }
 
-    /// The most bytes that ever lay in mappings of their own, which no allocator counts.
+    /// Bytes of what is held now that lie in mappings of their own, which no allocator counts.
+    pub fn mapped_bytes(&self) -> u64 {
+        self.groups.iter().map(KvGroup::mapped_bytes).sum::<u64>() + self.recurrent.mapped_bytes()
+    }
+
+    /// The most bytes that ever lay in mappings of their own.
     pub const fn peak_mapped_bytes(&self) -> u64 {
         self.peak_mapped_bytes
     }
 
     pub(crate) fn note_peak(&mut self) {
-        let mapped = self.groups.iter().map(KvGroup::mapped_bytes).sum::<u64>() + self.recurrent.mapped_bytes();
-        self.peak_mapped_bytes = self.peak_mapped_bytes.max(mapped);
+        self.peak_mapped_bytes = self.peak_mapped_bytes.max(self.mapped_bytes());
     }
 
     /// Bytes reserved: for what is held, shared blocks included, and for what is still to come.

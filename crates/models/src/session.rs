@@ -42,9 +42,19 @@ pub trait Session {
     /// Bytes that the executor keeps for the next pass; `None` if it does not count them.
     fn kept_bytes(&self) -> Option<u64>;
 
-    /// The most bytes of keys, values and states that ever lay in mappings of their own, which no allocator counts.
+    /// What of [`kv_bytes`](Self::kv_bytes) lies in mappings of its own, which no allocator counts.
     fn mapped_kv_bytes(&self) -> u64 {
         0
+    }
+
+    /// The most that ever lay in such mappings.
+    fn peak_mapped_kv_bytes(&self) -> u64 {
+        0
+    }
+
+    /// What is held between passes, as the prefill driver asks for it.
+    fn held(&self) -> Held {
+        Held { kv_bytes: self.kv_bytes(), mapped_kv_bytes: self.mapped_kv_bytes(), transient_bytes: self.kept_bytes() }
     }
 
     /// Gives back what the executor keeps between passes.
@@ -134,6 +144,10 @@ impl<O: StepObserver> Session for CpuSession<O> {
     }
 
     fn mapped_kv_bytes(&self) -> u64 {
+        self.sequence.mapped_bytes()
+    }
+
+    fn peak_mapped_kv_bytes(&self) -> u64 {
         self.sequence.peak_mapped_bytes()
     }
 
@@ -293,7 +307,7 @@ impl<S: Session> ChunkTarget for PromptTarget<'_, S> {
     }
 
     fn held(&self) -> Held {
-        Held { kv_bytes: self.session.kv_bytes(), transient_bytes: self.session.kept_bytes() }
+        self.session.held()
     }
 
     fn kv_growth_bytes(&self, rows: usize, _start: usize) -> u64 {

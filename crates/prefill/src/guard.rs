@@ -183,7 +183,7 @@ mod tests {
 
     fn span(footprints: [u64; 2], kv: [u64; 2], transient: [u64; 2]) -> Span {
         let sample = |footprint| Some(MemorySample { footprint: Some(footprint), ..MemorySample::default() });
-        let held = |at: usize| Held { kv_bytes: kv[at], transient_bytes: Some(transient[at]) };
+        let held = |at: usize| Held { kv_bytes: kv[at], transient_bytes: Some(transient[at]), ..Held::default() };
         Span { before: sample(footprints[0]), after: sample(footprints[1]), held_before: held(0), held_after: held(1) }
     }
 
@@ -225,7 +225,7 @@ mod tests {
         let mut watch = Watch::new(&Guard::default(), 64);
         watch.record(grown(0, 640));
         let forecast = |transient_bytes| {
-            let held = Held { kv_bytes: 0, transient_bytes };
+            let held = Held { transient_bytes, ..Held::default() };
             Forecast::new(Some(&watch), held).predicted_bytes(64, 1000)
         };
         assert_eq!((forecast(Some(0)), forecast(None)), (1640, 1000));
@@ -239,7 +239,7 @@ mod tests {
     #[test]
     fn slack_pays_until_the_process_has_grown_into_it() {
         let mut watch = Watch::new(&Guard { slack_bytes: 1000, ..Guard::default() }, 64);
-        let held = Held { kv_bytes: 0, transient_bytes: Some(0) };
+        let held = Held { transient_bytes: Some(0), ..Held::default() };
         let charged = |watch: &Watch| Forecast::new(Some(watch), held).predicted_bytes(64, 50) - 50;
         watch.record(grown(0, 300));
         assert_eq!((watch.slack_bytes(), charged(&watch)), (700, 0));

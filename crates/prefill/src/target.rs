@@ -25,6 +25,8 @@ impl Chunk {
 pub struct Held {
     /// Keys and values, and recurrent state.
     pub kv_bytes: u64,
+    /// What of `kv_bytes` lies in mappings of its own, which no allocator counts.
+    pub mapped_kv_bytes: u64,
     /// Transients that stay for the next chunk, such as an arena; `None` if they are not counted, as in a device's pool.
     pub transient_bytes: Option<u64>,
 }

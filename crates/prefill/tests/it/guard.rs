@@ -167,7 +167,7 @@ fn what_the_allocator_gave_back_is_reserved_on_top_of_the_plan_once() {
     let footprints =
         [0, 100_000, 40_000, 40_000, 100_000, 100_000, 100_000, 100_000, 100_000, 100_000, 100_000, 100_000];
     options.probe = Some(Arc::new(FixedProbe::footprints(footprints)));
-    let mut fake = Fake { held: Held { kv_bytes: 0, transient_bytes: Some(0) }, ..Fake::over(&ledger) };
+    let mut fake = Fake { held: Held { transient_bytes: Some(0), ..Held::default() }, ..Fake::over(&ledger) };
     let report = run(&Driver::new(options), &mut fake, 400).unwrap();
     let charged: Vec<_> = report.chunks.iter().map(|chunk| chunk.charged_bytes).collect();
     // First nothing is known. Then what the last chunk grew by, which covers the charge; then the fading average of it.
@@ -189,7 +189,7 @@ fn a_release_alone_is_charged_and_cleared_by_the_next_growth() {
     // Nothing grows in the first chunk, and its drain gives 60,000 back.
     let footprints = [100_000, 100_000, 40_000, 40_000, 100_000, 100_000, 100_000];
     options.probe = Some(Arc::new(FixedProbe::footprints(footprints)));
-    let mut fake = Fake { held: Held { kv_bytes: 0, transient_bytes: Some(0) }, ..Fake::over(&ledger) };
+    let mut fake = Fake { held: Held { transient_bytes: Some(0), ..Held::default() }, ..Fake::over(&ledger) };
     let report = run(&Driver::new(options), &mut fake, 300).unwrap();
     assert_eq!(report.chunks[1].charged_bytes, 60_000);
     assert_eq!(fake.reserved_bytes, [11_000, 71_000, report.chunks[2].predicted_bytes()]);
@@ -211,7 +211,7 @@ fn the_smallest_chunk_runs_on_its_plan_whatever_the_tracker_expects() {
     let ledger = ledger(8_000);
     let mut options = DriverOptions::new(ledger.clone());
     options.probe = Some(Arc::new(FixedProbe::footprints([900_000, 900_000, 100_000])));
-    let mut fake = Fake { held: Held { kv_bytes: 0, transient_bytes: Some(0) }, ..Fake::over(&ledger) };
+    let mut fake = Fake { held: Held { transient_bytes: Some(0), ..Held::default() }, ..Fake::over(&ledger) };
     let report = run(&Driver::new(options), &mut fake, 640).unwrap();
     assert_eq!(fake.rows(), [64; 10]);
     assert!(report.chunks.iter().all(|chunk| chunk.predicted_bytes() <= 8_000));
@@ -240,7 +240,7 @@ fn keys_and_values_are_no_growth_of_the_chunk() {
     let footprints = [0, 50_000, 50_000, 50_000, 103_000, 103_000];
     options.probe = Some(Arc::new(FixedProbe::footprints(footprints)));
     let driver = Driver::new(options);
-    let mut growing = Growing(Fake { held: Held { kv_bytes: 0, transient_bytes: Some(0) }, ..Fake::default() });
+    let mut growing = Growing(Fake { held: Held { transient_bytes: Some(0), ..Held::default() }, ..Fake::default() });
     let report = driver.run(&mut growing, 0..200, &CancelToken::new(), |_| ()).unwrap();
     let grown: Vec<_> = report.chunks.iter().map(|chunk| (chunk.growth_bytes, chunk.charged_bytes)).collect();
     assert_eq!(grown, [(Some(0), 0), (Some(3_000), 0)]);

@@ -13,7 +13,7 @@ use plimsoll_models::{
     sampler::{Sampler, StopMatcher},
     tokenizer::{Detokenizer, SkipSpecial, Tokenizer},
 };
-use plimsoll_prefill::{CancelToken, Held, PrefillReport};
+use plimsoll_prefill::{CancelToken, PrefillReport};
 use sha2::{Digest, Sha256};
 use std::{
     io::{self, Write},
@@ -76,7 +76,7 @@ impl Job<'_> {
         let decode_seconds = decode_start.elapsed().as_secs_f64();
         answer.finish()?;
         if let Some(debug) = &debug {
-            debug.end(Held { kv_bytes: session.kv_bytes(), transient_bytes: session.kept_bytes() });
+            debug.end(session.held());
         }
         let memory = self.memory(session, &admission, &prefill);
         if self.args.json {
@@ -156,7 +156,7 @@ impl Job<'_> {
             // The arena and large KV blocks are mapped, not allocated; what the process held after load outside of any allocation is beside them.
             measured_peak_bytes: ALLOCATOR.peak_bytes()
                 + arena
-                + session.mapped_kv_bytes()
+                + session.peak_mapped_kv_bytes()
                 + self.budget.unallocated_bytes,
             footprint_peak_bytes: prefill.chunks.iter().filter_map(footprint).chain(now).max(),
             budget_bytes: self.budget.budget_bytes(),

@@ -164,13 +164,15 @@ impl<'a> MemoryDebug<'a> {
 
     fn holders(&self, sample: &MemorySample, held: Held) -> Holders {
         let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
-        let (kv, arena) = (signed(held.kv_bytes), signed(held.transient_bytes.unwrap_or(0)));
+        let (kv, mapped_kv) = (signed(held.kv_bytes), signed(held.mapped_kv_bytes));
+        let arena = signed(held.transient_bytes.unwrap_or(0));
         let (live, retained) = (signed(sample.live.unwrap_or(0)), signed(sample.retained.unwrap_or(0)));
-        let counted = live + retained + arena;
+        // Arena and large blocks are mapped, weights and small blocks are among the live allocations.
+        let counted = live + retained + arena + mapped_kv;
         Holders {
             keys_and_values: kv,
             arena,
-            live: live - signed(self.weights_bytes) - kv,
+            live: live - signed(self.weights_bytes) - (kv - mapped_kv),
             retained,
             rest: signed(sample.footprint.unwrap_or(0)) - counted,
         }
@@ -213,11 +215,15 @@ mod tests {
     fn holders_add_up_to_the_footprint() {
         let probe = FixedProbe::footprints([0]);
         let debug = MemoryDebug::new(1, &probe, 100);
-        let sample = MemorySample { live: Some(170), retained: Some(7), device: None, footprint: Some(260) };
-        let held = Held { kv_bytes: 40, transient_bytes: Some(60) };
-        let holders = debug.holders(&sample, held);
-        assert_eq!(holders, Holders { keys_and_values: 40, arena: 60, live: 30, retained: 7, rest: 23 });
-        let sum: i64 = holders.all().into_iter().map(|(_, bytes, _)| bytes).sum();
-        assert_eq!(sum + 100, 260);
+        // Of the 40 bytes of keys and values, the allocator has counted those that are not mapped.
+        for (mapped_kv_bytes, live) in [(0, 30), (25, 55), (40, 70)] {
+            let footprint = 260 + mapped_kv_bytes;
+            let sample = MemorySample { live: Some(170), retained: Some(7), device: None, footprint: Some(footprint) };
+            let held = Held { kv_bytes: 40, mapped_kv_bytes, transient_bytes: Some(60) };
+            let holders = debug.holders(&sample, held);
+            assert_eq!(holders, Holders { keys_and_values: 40, arena: 60, live, retained: 7, rest: 23 });
+            let sum: i64 = holders.all().into_iter().map(|(_, bytes, _)| bytes).sum();
+            assert_eq!(u64::try_from(sum + 100), Ok(footprint));
+        }
     }
 }
