@@ -71,7 +71,6 @@ unsafe fn columns<const R: usize, const V: usize>(tile: &Tile<'_>, column: usize
 /// `tile.rows` is at most `R`, rows of the output are readable and have these columns.
 #[inline]
 #[target_feature(enable = "neon")]
-#[target_feature(enable = "neon")]
 pub(super) unsafe fn load<const R: usize, const V: usize>(tile: &Tile<'_>, column: usize) -> Sums<R, V> {
     let mut acc = [[vdupq_n_f32(0.0); V]; R];
     if !tile.first {
@@ -90,7 +89,6 @@ pub(super) unsafe fn load<const R: usize, const V: usize>(tile: &Tile<'_>, colum
 /// # Safety
 /// `tile.rows` is at most `R`, rows of the output are the caller's alone and have these columns.
 #[inline]
-#[target_feature(enable = "neon")]
 #[target_feature(enable = "neon")]
 pub(super) unsafe fn store<const R: usize, const V: usize>(tile: &Tile<'_>, column: usize, acc: Sums<R, V>) {
     for (r, acc) in acc.into_iter().enumerate().take(tile.rows) {
@@ -113,7 +111,6 @@ pub(super) unsafe fn store<const R: usize, const V: usize>(tile: &Tile<'_>, colu
 /// # Safety
 /// `x + r * stride` has `2 * pairs` floats for each of the `R` rows, `w` is `2 * pairs` rows 16 apart of `4 * V` floats.
 #[inline]
-#[target_feature(enable = "neon")]
 #[target_feature(enable = "neon")]
 unsafe fn chains<const R: usize, const V: usize>(
     x: *const f32,
