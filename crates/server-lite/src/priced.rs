@@ -14,8 +14,8 @@ use plimsoll_memguard::{
     system_probe,
 };
 use plimsoll_models::{
-    Checkpoint, CpuCost, CpuProfile, CpuSettings, LoadPlan, ModelError, Outline, OutlineTypes, TextModel,
-    arch::Architecture, chat::ChatTemplate, sampler::SamplerParams, tokenizer::Tokenizer,
+    Checkpoint, CpuCost, CpuProfile, CpuSettings, LoadPlan, ModelError, Outline, OutlineTypes, arch::Architecture,
+    sampler::SamplerParams,
 };
 use plimsoll_prefill::{CancelToken, DEFAULT_MAX_ROWS};
 use serde_json::{Map, Value};
@@ -181,7 +181,10 @@ impl Reader<'_> {
                 loading_bytes = run::loading_bytes(folder.path());
             }
             let vocab_size = dimensions.vocab_size;
-            text = interruptible(self.cancel, "reading the tokenizer", move || text_of(&checkpoint, vocab_size))?;
+            text = interruptible(self.cancel, "reading the tokenizer", move || {
+                let text = run::read_text(&checkpoint, vocab_size, false);
+                text.inspect_err(|error| tracing::debug!(%error, "no text side")).ok()
+            })?;
             if text.is_none() {
                 notes.push("the model has no tokenizer that can be read: a run takes token ids alone".to_owned());
             }
@@ -376,27 +379,6 @@ fn facts_of(config: &Config<'_>) -> (String, usize, Option<usize>) {
     let name = config.names().next().unwrap_or_default().to_owned();
     let size = |field| config.optional(field).ok().flatten();
     (name, size("vocab_size").unwrap_or(0), size("max_position_embeddings"))
-}
-
-fn text_of(checkpoint: &Checkpoint, vocab_size: usize) -> Option<(Tokenizer, Option<ChatTemplate>)> {
-    let text = match checkpoint {
-        Checkpoint::Gguf(gguf) => Tokenizer::from_gguf(gguf).and_then(|tokenizer| {
-            let template = ChatTemplate::from_gguf(gguf, &tokenizer)?;
-            Ok((tokenizer, template))
-        }),
-        Checkpoint::Folder(folder) => {
-            let ends = &folder.generation().eos_token_ids;
-            let text = TextModel::from_folder(folder.path(), ends, Some(vocab_size));
-            text.map(|TextModel { tokenizer, template }| (tokenizer, template))
-        }
-    };
-    match text {
-        Ok(text) => Some(text),
-        Err(error) => {
-            tracing::debug!(%error, "no text side");
-            None
-        }
-    }
 }
 
 /// What the system charges to this process now.

@@ -13,7 +13,7 @@ mod synthetic;
 mod text;
 mod trace;
 
-pub(crate) use text::loading_bytes;
+pub(crate) use text::{loading_bytes, read_text};
 
 use crate::{
     cli::{DeviceArg, RunArgs, SwitchArg},

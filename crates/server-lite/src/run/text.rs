@@ -3,12 +3,12 @@
 use super::budget::Budget;
 use crate::{cli::RunArgs, error::AppError, interrupt::interruptible};
 use plimsoll_memguard::Kind;
-use plimsoll_models::{Checkpoint, TextModel, chat::ChatTemplate, tokenizer::Tokenizer};
+use plimsoll_models::{Checkpoint, TextError, TextModel, chat::ChatTemplate, tokenizer::Tokenizer};
 use plimsoll_prefill::CancelToken;
 use std::{fs, path::Path};
 
 /// Tokenizer, and the chat template if there is one that is to be used.
-pub(super) type Text = (Tokenizer, Option<ChatTemplate>);
+pub(crate) type Text = (Tokenizer, Option<ChatTemplate>);
 
 /// The files of a folder that are read for it.
 const FILES: [&str; 5] =
@@ -38,17 +38,7 @@ pub(super) fn load(
     let _loading = budget.borrow(Kind::Overhead, bytes, DOING)?;
     let is_plain = args.raw || args.token_ids.is_some();
     let (checkpoint, loaded) = interruptible(cancel, DOING, move || {
-        let loaded = match &checkpoint {
-            Checkpoint::Gguf(gguf) => Tokenizer::from_gguf(gguf).and_then(|tokenizer| {
-                let template = if is_plain { None } else { ChatTemplate::from_gguf(gguf, &tokenizer)? };
-                Ok((tokenizer, template))
-            }),
-            Checkpoint::Folder(folder) => {
-                let ends = &folder.generation().eos_token_ids;
-                let text = TextModel::from_folder(folder.path(), ends, Some(vocab_size));
-                text.map(|TextModel { tokenizer, template }| (tokenizer, template.filter(|_| !is_plain)))
-            }
-        };
+        let loaded = read_text(&checkpoint, vocab_size, is_plain);
         (checkpoint, loaded)
     })?;
     match loaded {
@@ -58,6 +48,21 @@ pub(super) fn load(
             Ok((checkpoint, None))
         }
         Err(source) => Err(AppError::Text { path: path.to_owned(), source: Box::new(source) }),
+    }
+}
+
+/// Reads tokenizer and chat template of a checkpoint; `is_plain`: no template is wanted.
+pub(crate) fn read_text(checkpoint: &Checkpoint, vocab_size: usize, is_plain: bool) -> Result<Text, TextError> {
+    match checkpoint {
+        Checkpoint::Gguf(gguf) => Tokenizer::from_gguf(gguf).and_then(|tokenizer| {
+            let template = if is_plain { None } else { ChatTemplate::from_gguf(gguf, &tokenizer)? };
+            Ok((tokenizer, template))
+        }),
+        Checkpoint::Folder(folder) => {
+            let ends = &folder.generation().eos_token_ids;
+            let text = TextModel::from_folder(folder.path(), ends, Some(vocab_size));
+            text.map(|TextModel { tokenizer, template }| (tokenizer, template.filter(|_| !is_plain)))
+        }
     }
 }
 
