@@ -7,7 +7,8 @@ use plimsoll_models::ExecError;
 /// Rows that are written at once.
 const ROWS: usize = 256;
 
-/// Refuses to make up the whole prompt, whose last row is to have logits, and logits of rows that are not computed.
+/// Refuses to make up the whole prompt, whose last row is to have logits, logits of rows that are not computed, and blocks that a prefix cache
+/// would hand to later runs as computed ones.
 pub(super) fn check(args: &RunArgs, prompt_tokens: usize) -> Result<(), AppError> {
     let tokens = args.synthetic_kv;
     match tokens {
@@ -17,6 +18,9 @@ pub(super) fn check(args: &RunArgs, prompt_tokens: usize) -> Result<(), AppError
         ))),
         _ if args.all_logits() => {
             Err(AppError::Usage("--synthetic-kv leaves rows without logits: ask for those of the last".to_owned()))
+        }
+        _ if args.prefix.prefix_cache.is_some() => {
+            Err(AppError::Usage("--synthetic-kv makes up what --prefix-cache would keep: give one of them".to_owned()))
         }
         _ => Ok(()),
     }

@@ -182,4 +182,8 @@ fn made_up_keys_leave_a_row_to_compute() {
     let out = folder.arg("logits");
     let more = ["--synthetic-kv", "5", "--logits-out", &out, "--logit-rows", "all"];
     assert!(run(prompt.args(&more)).fails(2).contains("--synthetic-kv"));
+    let cache = folder.path("cache");
+    let more = ["--synthetic-kv", "5", "--prefix-cache", cache.to_str().unwrap()];
+    assert!(run(prompt.args(&more)).fails(2).contains("--prefix-cache"));
+    assert!(!cache.exists(), "refused before anything is kept");
 }
