@@ -124,9 +124,7 @@ impl Progress<'_> {
     pub fn seconds_left(&self) -> f64 {
         (self.total_tokens - self.done_tokens) as f64 * self.chunk.seconds / self.chunk.rows as f64
     }
-}
 
-impl Progress<'_> {
     /// Bytes that the system charges to the process, by the last reading of the chunk.
     #[must_use]
     pub fn footprint_bytes(&self) -> Option<u64> {

@@ -7,7 +7,6 @@ use plimsoll_prefill::Progress;
 #[derive(Debug)]
 pub(crate) struct Prefill {
     bar: ProgressBar,
-    cached_tokens: usize,
 }
 
 impl Prefill {
@@ -17,7 +16,7 @@ impl Prefill {
             .unwrap_or_else(|_| ProgressStyle::default_bar());
         let bar = ProgressBar::new(total_tokens as u64).with_style(style);
         bar.set_position(cached_tokens as u64);
-        Self { bar, cached_tokens }
+        Self { bar }
     }
 
     /// After a chunk.
@@ -26,7 +25,7 @@ impl Prefill {
             return;
         }
         self.bar.set_message(message(progress));
-        self.bar.set_position((self.cached_tokens + progress.done_tokens) as u64);
+        self.bar.set_position((progress.cached_tokens + progress.done_tokens) as u64);
     }
 
     /// Runs `print` with the bar out of the way.

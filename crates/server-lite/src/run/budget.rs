@@ -176,8 +176,7 @@ pub(super) fn needs(args: &RunArgs, prompt_tokens: usize, architecture: &Archite
 #[cfg(test)]
 mod tests {
     use super::*;
-    use plimsoll_memguard::FixedProbe;
-    use plimsoll_memguard::Pass;
+    use plimsoll_memguard::{FixedProbe, Pass};
 
     fn budget(bytes: u64) -> Budget {
         Budget {
