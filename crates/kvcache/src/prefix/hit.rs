@@ -151,10 +151,28 @@ impl PrefixCache {
         let shape = &self.inner.shape;
         let Hit { keys, mut parts, .. } = hit;
         let tokens = keys.len() * KV_BLOCK_TOKENS;
-        let done = self.prepare(sequence, &keys, &mut parts);
+        let keeps_state = sequence.recurrent.keeps(tokens);
+        let is_replaced = |part: usize| !shape.is_full(part) && (Some(part) != shape.state_part() || keeps_state);
+        let replaced = || {
+            let of = parts.iter().enumerate().filter(move |(part, _)| is_replaced(*part));
+            of.flat_map(|(_, (_, slabs))| slabs).flatten()
+        };
+        // In one payment: where it cannot be made, no slab holds a deposit of this sequence.
+        let mut deposits = sequence.purse.pay(replaced().map(SlabRef::bytes).sum())?;
+        for slab in replaced() {
+            slab.deposit(deposits.split(slab.bytes()));
+        }
+        let is_shared: Vec<Vec<bool>> =
+            parts.iter().map(|(_, slabs)| slabs.iter().map(Option::is_some).collect()).collect();
+        let done = self.read_missing(sequence, &keys, &mut parts);
         if !matches!(done, Ok(Filled::Whole)) {
-            for slab in parts.into_iter().flat_map(|(_, slabs)| slabs).flatten() {
-                sequence.purse.put(slab.release());
+            for (part, (_, slabs)) in parts.into_iter().enumerate() {
+                for (slab, &is_shared) in slabs.into_iter().zip(&is_shared[part]) {
+                    // What was shared without a deposit is only let go: one that is in it is another owner's.
+                    if let Some(slab) = slab.filter(|_| !is_shared || is_replaced(part)) {
+                        sequence.purse.put(slab.release());
+                    }
+                }
             }
             return done;
         }
@@ -174,20 +192,15 @@ impl PrefixCache {
         Ok(Filled::Whole)
     }
 
-    fn prepare(
+    /// Reads what is wanted and not shared, into slabs that the sequence pays for.
+    fn read_missing(
         &self,
         sequence: &mut Sequence,
         keys: &[Key],
         parts: &mut [(usize, Vec<Option<SlabRef>>)],
     ) -> Result<Filled, Error> {
         let shape = &self.inner.shape;
-        let (state_part, tokens) = (shape.state_part(), keys.len() * KV_BLOCK_TOKENS);
-        for (part, (_, slabs)) in parts.iter().enumerate() {
-            let is_replaced = !shape.is_full(part) && (Some(part) != state_part || sequence.recurrent.keeps(tokens));
-            for slab in slabs.iter().flatten().filter(|_| is_replaced) {
-                slab.deposit(sequence.purse.pay(slab.bytes())?);
-            }
-        }
+        let state_part = shape.state_part();
         let Some(disk) = &self.inner.disk else { return Ok(Filled::Whole) };
         for (block, key) in keys.iter().enumerate() {
             let (mut read, mut reads_state) = (Vec::new(), false);
