@@ -218,13 +218,17 @@ impl KvGroup {
 /// The bytes of a slab to write; one that others hold is replaced by a copy first.
 fn writable<'a>(slab: &'a mut SlabRef, purse: &mut Purse) -> Result<&'a mut [u8], Error> {
     if slab.memory_mut().is_none() {
-        let payment = match slab.withdraw() {
-            Some(deposit) => deposit,
-            None => purse.pay(slab.bytes())?,
-        };
-        let mut copy = SlabRef::zeroed(slab.memory().len(), payment)?;
-        copy.memory_mut().expect("nobody else has heard of it").copy_from_slice(slab.memory());
-        *slab = copy;
+        let deposit = slab.withdraw();
+        // Where there is none, the other owner may have let go since: then its deposit is free again, and the slab this table's alone.
+        if deposit.is_some() || slab.memory_mut().is_none() {
+            let payment = match deposit {
+                Some(deposit) => deposit,
+                None => purse.pay(slab.bytes())?,
+            };
+            let mut copy = SlabRef::zeroed(slab.memory().len(), payment)?;
+            copy.memory_mut().expect("nobody else has heard of it").copy_from_slice(slab.memory());
+            *slab = copy;
+        }
     }
     Ok(slab.memory_mut().expect("it is held by this table alone"))
 }
