@@ -102,10 +102,16 @@ pub(crate) fn plan(args: &PlanArgs, sources: &Sources, cancel: &CancelToken) -> 
     for (flag, path) in outputs {
         let Some(path) = path else { continue };
         files::check_output(flag, path)?;
-        let same = |other: &Path| path.canonicalize().is_ok_and(|path| other.canonicalize().is_ok_and(|o| o == path));
-        if inputs.iter().any(|input| same(input)) {
-            return Err(AppError::Usage(format!("{flag} {}: it is the model", path.display())));
+        // The model's file, or one in its folder.
+        let is_of = |input: &Path, path: &Path| {
+            input.canonicalize().is_ok_and(|input| input == path || path.parent() == Some(input.as_path()))
+        };
+        if path.canonicalize().is_ok_and(|path| inputs.iter().any(|input| is_of(input, &path))) {
+            return Err(AppError::Usage(format!("{flag} {}: it is a file of the model", path.display())));
         }
+    }
+    if let (Some(path), true) = (&args.csv, args.csv == args.svg) {
+        return Err(AppError::Usage(format!("--svg {}: another argument names the same file", path.display())));
     }
     let priced = Priced::read(&args.subject, &args.engine, Some(rows), sources, cancel)?;
     let logit_rows = match args.logit_rows {

@@ -87,7 +87,7 @@ fn outputs_and_passes_without_sense_are_usage_errors() {
     let nowhere = folder.arg("nowhere/plan.svg");
     for (more, part) in [
         (&["--context", "10", "--chunk", "11"][..], "more than --context 10"),
-        (&["--context", "10", "--svg", &model], "it is the model"),
+        (&["--context", "10", "--svg", &model], "it is a file of the model"),
         (&["--context", "10", "--svg", &nowhere], "there is no folder"),
         (&["--context", "10", "--csv", "/dev/null"], "no regular file"),
         (&["--context", "9999999999"], "more than 4294967295"),
@@ -95,4 +95,12 @@ fn outputs_and_passes_without_sense_are_usage_errors() {
         let error = run(["plan", "-m", &model].iter().chain(more)).fails(2);
         assert!(error.contains(part), "{more:?}: {error}");
     }
+    let out = folder.arg("out");
+    let error = run(["plan", "-m", &model, "--context", "10", "--csv", &out, "--svg", &out]).fails(2);
+    assert!(error.contains("another argument names the same file"), "{error}");
+    // A folder's files are the model's too.
+    fs::create_dir(folder.path("model")).unwrap();
+    let config = folder.file("model/config.json", "{}");
+    let error = run(["plan", "-m", &folder.arg("model"), "--context", "10", "--csv", &config]).fails(2);
+    assert!(error.contains("it is a file of the model"), "{error}");
 }
