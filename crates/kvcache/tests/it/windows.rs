@@ -51,6 +51,7 @@ fn a_long_gemma_prompt_holds_full_kv_for_3_layers_and_window_and_chunk_for_15() 
     // The chunks start at borders of blocks, so that one block less is straddled; the last one has 256 rows.
     assert_eq!(peak_bytes, (3 * 496 + 15 * 16) * GEMMA_BLOCK);
     assert_eq!(sequence.peak_mapped_bytes(), peak_bytes, "every slab is a mapping");
+    assert_eq!(sequence.mapped_bytes(), sequence.bytes(), "those that are left too");
     assert_eq!(ledger.usage().kv_bytes, bytes, "what a window let go pays for its next blocks");
     let mut table = BlockTable::new();
     let seen = sequence.with_view(0, 32_000, &mut table, |view| (view.first_block(), view.kv_len())).unwrap();
