@@ -85,7 +85,7 @@ pub(crate) fn run(args: &RunArgs, sources: &Sources, cancel: &CancelToken) -> Re
     // Only a chat template begins a turn; ids are gone on from as they are.
     let continues = text.as_ref().is_none_or(|(_, template)| template.is_none());
     let tokenizer = text.as_ref().map(|(tokenizer, _)| tokenizer);
-    let cache = prefix::open(args, &model, &budget, &settings)?;
+    let cache = prefix::open(args, &model, &budget, &settings, cancel)?;
     let job = Job {
         args,
         model: &model,

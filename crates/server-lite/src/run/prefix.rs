@@ -1,10 +1,11 @@
 //! `--prefix-cache`: what a prompt has in common with earlier ones is read instead of computed.
 
 use super::{answer::Job, budget::Budget};
-use crate::{cli::RunArgs, error::AppError};
+use crate::{cli::RunArgs, error::AppError, interrupt::interruptible};
 use plimsoll_kvcache::{DiskOptions, PrefixCache, Snapshots};
 use plimsoll_models::{CpuSettings, ExecError, Model, Session};
-use std::num::NonZeroUsize;
+use plimsoll_prefill::CancelToken;
+use std::{num::NonZeroUsize, sync::Arc};
 
 /// Recurrent states that a run keeps for the cache: the one at the end of the chunk that was computed last.
 pub(super) fn snapshots(args: &RunArgs) -> Option<Snapshots> {
@@ -12,18 +13,21 @@ pub(super) fn snapshots(args: &RunArgs) -> Option<Snapshots> {
     args.prefix.prefix_cache.as_ref().map(|_| Snapshots { every_blocks: one, keep: one })
 }
 
-/// The cache in the folder that was named, if any. One prompt profits from files alone: nothing is kept in memory.
+/// The cache in the folder that was named, if any. One prompt profits from files alone: nothing is kept in memory. Ctrl-C ends the hash over
+/// all weights.
 pub(super) fn open(
     args: &RunArgs,
-    model: &Model,
+    model: &Arc<Model>,
     budget: &Budget,
     settings: &CpuSettings,
+    cancel: &CancelToken,
 ) -> Result<Option<PrefixCache>, AppError> {
     let args = &args.prefix;
     let Some(folder) = &args.prefix_cache else { return Ok(None) };
     let disk = DiskOptions { folder: folder.clone(), limit_bytes: args.prefix_cache_limit.bytes() };
     let spec = settings.kv_spec(model.architecture());
-    let identity = model.cache_identity(settings);
+    let (model, settings) = (Arc::clone(model), *settings);
+    let identity = interruptible(cancel, "hashing the weights", move || model.cache_identity(&settings))?;
     let fault = |source| AppError::File { doing: "use", path: folder.clone(), source };
     PrefixCache::with_disk(&budget.ledger, &spec, &identity, 0, &disk).map(Some).map_err(fault)
 }
