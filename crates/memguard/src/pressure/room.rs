@@ -63,18 +63,20 @@ fn used_bytes(ceiling: &Ceiling, available_bytes: Option<u64>) -> Option<u64> {
     match &ceiling.source {
         CeilingSource::Ram => Some(ceiling.bytes.saturating_sub(available_bytes?)),
         // The usage files count file pages as well: in a group that has read a model they always stand near the limit.
-        CeilingSource::CgroupV1 { file } => group_stat(file, &["total_rss", "total_shmem"]),
-        CeilingSource::CgroupV2 { file } => group_stat(file, &["anon", "shmem", "kernel"]),
+        CeilingSource::CgroupV1 { file } => group_stat(file, &["total_rss", "total_shmem"], None),
+        // Of the kernel's share, cached directory entries and the like go as well.
+        CeilingSource::CgroupV2 { file } => group_stat(file, &["anon", "shmem", "kernel"], Some("slab_reclaimable")),
         _ => None,
     }
 }
 
-/// The sum of those lines of the group's `memory.stat` that are there; `None` if the first is not.
-fn group_stat(limit_file: &Path, names: &[&str]) -> Option<u64> {
+/// The sum of those lines of the group's `memory.stat` that are there, less another line; `None` if the first is not.
+fn group_stat(limit_file: &Path, names: &[&str], less: Option<&str>) -> Option<u64> {
     let text = fs::read_to_string(limit_file.parent()?.join("memory.stat")).ok()?;
     let mut values = names.iter().map(|name| stat_bytes(&text, name));
     let first = values.next()??;
-    Some(values.flatten().fold(first, u64::saturating_add))
+    let sum = values.flatten().fold(first, u64::saturating_add);
+    Some(sum.saturating_sub(less.and_then(|name| stat_bytes(&text, name)).unwrap_or(0)))
 }
 
 /// The value of the line `name 123`, in bytes.
@@ -138,7 +140,10 @@ mod tests {
     fn file_pages_of_a_group_are_not_in_use() {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
-        write("memory.stat", "cache 900\nrss 1\ntotal_cache 900\ntotal_rss 70\ntotal_shmem 5\nanon 60\nkernel 3\n");
+        write(
+            "memory.stat",
+            "cache 900\nrss 1\ntotal_cache 900\ntotal_rss 70\ntotal_shmem 5\nanon 60\nkernel 30\nslab_reclaimable 27\n",
+        );
         let of = |source| used_bytes(&Ceiling { source, bytes: 1000, used_bytes: Some(990) }, None);
         assert_eq!(of(CeilingSource::CgroupV1 { file: folder.path().join("memory.limit_in_bytes") }), Some(75));
         assert_eq!(of(CeilingSource::CgroupV2 { file: folder.path().join("memory.max") }), Some(63));

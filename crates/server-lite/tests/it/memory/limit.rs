@@ -72,6 +72,14 @@ impl Prompt {
         args.into_iter().chain(["--kv-dtype", self.kv_dtype]).chain(more.iter().copied()).collect()
     }
 
+    /// What `estimate` says of the prompt and one token of answer under a budget of 1 TiB.
+    fn estimate(&self, field: &str) -> u64 {
+        let tokens = self.tokens.to_string();
+        let args = ["estimate", "-m", &*self.model, "--context", &*tokens, "-n", "1", "--json", "--threads", "2"];
+        let more = ["--kv-dtype", self.kv_dtype, "--memory-budget", "1TiB"];
+        run(args.into_iter().chain(more)).json()[field].as_u64().unwrap()
+    }
+
     /// The plan of the whole prompt in chunks of `rows`, found without running it: all but one row are made up.
     fn price(&self, rows: usize) -> u64 {
         let (rows, made_up) = (rows.to_string(), (self.tokens - 1).to_string());
@@ -90,8 +98,7 @@ fn rows(json: &Value) -> Vec<u64> {
 fn the_smallest_budget_that_fits_completes_in_a_group_of_that_size_and_an_unguarded_run_is_killed() {
     let folder = Folder::new();
     let prompt = Prompt::new(&folder);
-    // What is resident after load differs by some tenths of a MiB from run to run.
-    let budget_bytes = prompt.price(64) + MIB;
+    let budget_bytes = prompt.estimate("smallest_budget_bytes");
     let Some(group) = Group::new(budget_bytes + BESIDE_BYTES) else { return };
     let budget = budget_bytes.to_string();
     let watched = group.watch(&program(&prompt.args(&["--memory-budget", &budget])));
@@ -124,7 +131,9 @@ fn the_smallest_budget_that_fits_completes_in_a_group_of_that_size_and_an_unguar
 fn budgets_stepped_down_give_smaller_chunks_and_the_same_logits_and_then_a_refusal() {
     let folder = Folder::new();
     let prompt = Prompt::new(&folder);
-    let (mut budget_bytes, floor_bytes) = (prompt.price(512) + MIB, prompt.price(64));
+    // A tenth more than the largest chunk takes, so that more than one budget fits however near the two prices are.
+    let (mut budget_bytes, floor_bytes) =
+        (prompt.estimate("peak_bytes") / 10 * 11, prompt.estimate("smallest_budget_bytes"));
     let (mut last_rows, mut hashes, mut refusals) = (u64::MAX, Vec::new(), 0);
     while refusals < 2 {
         let Some(group) = Group::new(budget_bytes + BESIDE_BYTES) else { return };
@@ -132,7 +141,7 @@ fn budgets_stepped_down_give_smaller_chunks_and_the_same_logits_and_then_a_refus
         let watched = group.watch(&program(&prompt.args(&["--memory-budget", &budget])));
         assert_eq!((watched.signal, group.kills()), (None, 0), "budget {budget}: {}", watched.ran.stderr);
         if watched.ran.code == Some(3) {
-            assert!(budget_bytes < floor_bytes + MIB, "{budget} bytes were refused, {floor_bytes} are enough");
+            assert!(budget_bytes < floor_bytes, "{budget} bytes were refused, {floor_bytes} are enough");
             println!("budget {budget}: {}", watched.ran.fails(3).lines().next().unwrap());
             refusals += 1;
         } else {
