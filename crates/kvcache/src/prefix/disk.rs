@@ -74,7 +74,7 @@ impl Disk {
         };
         for entry in fs::read_dir(&this.folder)? {
             let path = entry?.path();
-            if path.extension() == Some(OsStr::new(UNFINISHED)) {
+            if is_named(&path, UNFINISHED, is_unfinished) {
                 remove_unless_locked(&path);
             }
         }
@@ -102,7 +102,7 @@ impl Disk {
             return Parts::NONE;
         }
         let header = || -> Result<Parts, Fault> {
-            let mut file = File::open(self.path(key))?;
+            let mut file = open_file(&self.path(key))?;
             let (parts, _) = self.header(key, &mut file)?;
             if file.metadata()?.len() == self.file_bytes(parts) {
                 Ok(parts)
@@ -144,7 +144,7 @@ impl Disk {
     /// Reads the wanted parts of a block; `false` if the file is not to be believed. What was read then means nothing.
     pub(super) fn read(&self, key: &Key, wanted: &mut [(usize, &mut [u8])]) -> bool {
         let mut read = || -> Result<(), Fault> {
-            let mut file = BufReader::with_capacity(1 << 16, File::open(self.path(key))?);
+            let mut file = BufReader::with_capacity(1 << 16, open_file(&self.path(key))?);
             let (parts, header) = self.header(key, &mut file)?;
             let mut hash = Sha256::new();
             hash.update(header);
@@ -267,7 +267,7 @@ impl Disk {
                 continue;
             };
             // A file that another process has removed is no loss, nor is a time that cannot be set.
-            let _ = File::open(self.path(key)).and_then(|file| file.set_times(FileTimes::new().set_modified(time)));
+            let _ = open_file(&self.path(key)).and_then(|file| file.set_times(FileTimes::new().set_modified(time)));
         }
     }
 
@@ -278,7 +278,7 @@ impl Disk {
             let entry = entry.ok()?;
             let path = entry.path();
             let meta = entry.metadata().ok().filter(|meta| meta.is_file())?;
-            (path.extension() == Some(OsStr::new(EXTENSION))).then_some((meta.modified().ok()?, meta.len(), path))
+            is_named(&path, EXTENSION, is_block).then_some((meta.modified().ok()?, meta.len(), path))
         };
         let mut files: Vec<_> = entries.filter_map(file).collect();
         files.sort();
@@ -297,9 +297,33 @@ impl Disk {
     }
 }
 
+/// Opens what is a file: opening a pipe would wait for its other end.
+fn open_file(path: &Path) -> io::Result<File> {
+    if !fs::metadata(path)?.is_file() {
+        return Err(io::Error::other("it is no regular file"));
+    }
+    File::open(path)
+}
+
+/// Whether a name is one that a cache gives: all else in the folder is somebody else's, and stays.
+fn is_named(path: &Path, extension: &str, is_stem: fn(&str) -> bool) -> bool {
+    path.extension() == Some(OsStr::new(extension)) && path.file_stem().and_then(OsStr::to_str).is_some_and(is_stem)
+}
+
+/// Of a block: its key in hexadecimal digits.
+fn is_block(stem: &str) -> bool {
+    stem.len() == 64 && stem.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+/// Of a file that is being written: three numbers.
+fn is_unfinished(stem: &str) -> bool {
+    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    stem.split('-').count() == 3 && stem.split('-').all(is_number)
+}
+
 /// Removes a file whose writer does not live any more.
 fn remove_unless_locked(path: &Path) {
-    let Ok(file) = File::open(path) else { return };
+    let Ok(file) = open_file(path) else { return };
     if file.try_lock().is_ok() {
         // Another process may have been faster.
         let _ = fs::remove_file(path);

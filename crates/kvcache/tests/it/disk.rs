@@ -45,6 +45,37 @@ fn warnings(f: impl FnOnce()) -> Vec<String> {
 }
 
 #[test]
+fn files_of_others_in_the_folder_stay() {
+    let (ledger, folder) = (Ledger::new(Budget::Unlimited), tempfile::tempdir().unwrap());
+    let names = ["notes.kv", "thesis.unfinished", "1-2-x.unfinished", "ABCDEF.kv", "plain"];
+    for name in names {
+        fs::write(folder.path().join(name), vec![7; 10_000]).unwrap();
+    }
+    // A limit that nothing is within: what the cache wrote goes.
+    prefill(&open(&ledger, &super::spec(), folder.path(), 1), &mut empty(&ledger, &super::spec(), 310), &ids(310, 0));
+    drop(open(&ledger, &super::spec(), folder.path(), 1));
+    let mut left: Vec<_> =
+        files(folder.path()).iter().map(|path| path.file_name().unwrap().to_str().unwrap().to_owned()).collect();
+    left.sort_unstable();
+    let mut names = names.map(str::to_owned);
+    names.sort_unstable();
+    assert_eq!(left, names);
+}
+
+#[test]
+fn a_pipe_under_the_name_of_a_block_is_not_waited_for() {
+    let (ledger, folder) = (Ledger::new(Budget::Unlimited), tempfile::tempdir().unwrap());
+    let (spec, tokens) = (super::spec(), ids(310, 0));
+    prefill(&open(&ledger, &spec, folder.path(), 1 << 30), &mut empty(&ledger, &spec, 310), &tokens);
+    for path in files(folder.path()).into_iter().chain([folder.path().join("1-2-3.unfinished")]) {
+        let _ = fs::remove_file(&path);
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+    }
+    let cache = open(&ledger, &spec, folder.path(), 1 << 30);
+    assert_eq!(cache.restore(&mut empty(&ledger, &spec, 310), &tokens), Ok(0));
+}
+
+#[test]
 fn a_later_process_finds_what_an_earlier_one_wrote() {
     for (spec, cached) in [(super::spec(), 256), (windowed(), 256), (hybrid(1), 256), (hybrid(3), 192)] {
         let (ledger, folder) = (Ledger::new(Budget::Unlimited), tempfile::tempdir().unwrap());
