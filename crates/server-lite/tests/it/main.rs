@@ -43,14 +43,19 @@ pub(crate) struct Golden {
     pub(crate) greedy_steps: usize,
 }
 
-/// The golden case `name`; `None`, with a line on standard error, where the workspace's golden data are not there.
-pub(crate) fn golden(name: &str) -> Option<Golden> {
+/// Where the golden cases are; `None`, with a line on standard error, where the workspace's golden data are not there.
+pub(crate) fn golden_folder() -> Option<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
     if !folder.is_dir() {
         eprintln!("NOT RUN: {} is missing (a packaged crate has no golden data)", folder.display());
         return None;
     }
-    let folder = folder.join(name);
+    Some(folder)
+}
+
+/// The golden case `name`; `None` as [`golden_folder`].
+pub(crate) fn golden(name: &str) -> Option<Golden> {
+    let folder = golden_folder()?.join(name);
     let bytes = fs::read(folder.join("logits.safetensors")).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
     let ids = |name: &str| {

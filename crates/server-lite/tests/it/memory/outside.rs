@@ -1,9 +1,12 @@
 //! Plan, count and system agree: the plan is what the process takes, seen from outside of it.
 
 use super::watch::{models, program, watch};
-use crate::{Folder, golden};
+use crate::{Folder, golden, golden_folder};
 use serde_json::Value;
-use std::path::{Path, PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 const MIB: u64 = 1 << 20;
 
@@ -66,7 +69,8 @@ fn check(folder: &Folder, model: &Path, case: Case) -> (String, Vec<&'static str
         wrong.push("less was measured than plan - 2% - 1 MiB");
     }
     let mib = |bytes: u64| bytes as f64 / MIB as f64;
-    let name = model.parent().unwrap().file_name().unwrap().to_string_lossy().into_owned();
+    let folder = if model.is_dir() { model } else { model.parent().unwrap() };
+    let name = folder.file_name().unwrap().to_string_lossy().into_owned();
     let line = format!(
         "{name}, {rows} rows after {kv_len}, {kv_dtype}: plan {:.2} MiB, measured {:.2}, outside {:.2} ({} readings){}",
         mib(plan),
@@ -78,21 +82,38 @@ fn check(folder: &Folder, model: &Path, case: Case) -> (String, Vec<&'static str
     (line, wrong)
 }
 
+/// Every tiny model: its GGUF file, or its folder where it has none.
+fn all_tiny() -> Vec<PathBuf> {
+    let folders = fs::read_dir(golden_folder().expect("the long form runs in the workspace")).unwrap();
+    let folders = folders.map(|entry| entry.unwrap().path());
+    let tiny = folders.filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("tiny-")));
+    let model = |folder: PathBuf| Some(folder.join("model.gguf")).filter(|file| file.is_file()).unwrap_or(folder);
+    let mut models: Vec<PathBuf> = tiny.filter(|path| path.is_dir()).map(model).collect();
+    models.sort();
+    models
+}
+
+/// One tiny model of each kind of layer.
+fn some_tiny() -> Vec<PathBuf> {
+    let names = ["tiny-gqa-6x2", "tiny-gemma3", "tiny-qwen3_next", "tiny-qwen3_moe"];
+    names.iter().filter_map(|name| golden(name)).map(|golden| golden.model).collect()
+}
+
 #[test]
 fn the_plan_is_what_the_system_counts() {
-    let tiny = ["tiny-gqa-6x2", "tiny-gemma3", "tiny-qwen3_next", "tiny-qwen3_moe"];
-    let tiny: Vec<PathBuf> = tiny.iter().filter_map(|name| golden(name)).map(|golden| golden.model).collect();
     let real = models();
     let is_short = real.is_empty() || std::env::var_os("PLIMSOLL_MEMORY_CASES").is_some_and(|cases| cases == "star");
-    let cases = if is_short { star() } else { matrix() };
+    let (cases, tiny) = if is_short { (star(), some_tiny()) } else { (matrix(), all_tiny()) };
     let folder = Folder::new();
-    let mut faults = 0;
+    let (mut runs, mut faults) = (0, 0);
     for model in tiny.iter().chain(&real) {
         for &case in &cases {
             let (line, wrong) = check(&folder, model, case);
             println!("{line}");
+            runs += 1;
             faults += wrong.len();
         }
     }
+    println!("{runs} runs of {} models, {faults} faults", tiny.len() + real.len());
     assert_eq!(faults, 0, "see the lines above");
 }
