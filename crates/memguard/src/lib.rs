@@ -17,7 +17,7 @@ mod tracker;
 pub use probe::MacProbe;
 pub use {
     byte_size::{ByteSize, ByteSizeError},
-    ceiling::{Ceiling, CeilingSource, Ceilings, Policy, PolicyBudget, UnknownPolicy},
+    ceiling::{Ceiling, CeilingSource, Ceilings, Policy, PolicyBudget, RunsOn, UnknownPolicy},
     error::ReserveError,
     estimate::{
         AttentionPrice, AttentionShape, ClosedForm, CompressedShape, Config, Estimate, EstimateError, EstimateSettings,

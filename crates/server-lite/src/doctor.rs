@@ -9,7 +9,7 @@ use crate::{
     settings,
 };
 use machine::InstructionSet;
-use plimsoll_memguard::{ByteSize, Ceilings, Policy, Regions, system_probe};
+use plimsoll_memguard::{ByteSize, Ceilings, Policy, Regions, RunsOn, system_probe};
 use serde::Serialize;
 use std::{
     fmt::Write as _,
@@ -205,10 +205,11 @@ impl Report {
 fn memory(args: &DoctorArgs) -> Memory {
     let ceilings = Ceilings::detect();
     let wanted = args.budget.memory_policy;
-    let limiting = ceilings.budget(wanted).filter(|_| args.budget.memory_budget.is_none());
+    let binding = ceilings.clone().binding(RunsOn::Cpu);
+    let limiting = binding.budget(wanted).filter(|_| args.budget.memory_budget.is_none());
     let own = (!Policy::NAMED.contains(&wanted)).then_some(wanted);
     let policies = Policy::NAMED.into_iter().chain(own).filter_map(|policy| {
-        let budget = ceilings.budget(policy)?;
+        let budget = binding.budget(policy)?;
         Some(PolicyReport {
             policy: policy.to_string(),
             bytes: budget.bytes,

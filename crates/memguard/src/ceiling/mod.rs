@@ -58,6 +58,25 @@ impl CeilingSource {
     pub fn is_momentary(&self) -> bool {
         matches!(self, Self::RamAvailable)
     }
+
+    /// Whether the limit binds what a run takes. What a GPU may wire down or use at once is no limit on memory that only the CPU works in.
+    #[must_use]
+    pub fn binds(&self, runs_on: RunsOn) -> bool {
+        match self {
+            Self::WiredLimit | Self::WorkingSet { .. } => runs_on == RunsOn::Gpu,
+            Self::Ram | Self::RamAvailable | Self::CgroupV1 { .. } | Self::CgroupV2 { .. } => true,
+        }
+    }
+}
+
+/// What a run computes on: it decides which limits bind it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum RunsOn {
+    /// The processor, in memory of the process.
+    #[default]
+    Cpu,
+    /// A GPU, in memory that is wired down for it.
+    Gpu,
 }
 
 impl fmt::Display for CeilingSource {
@@ -109,6 +128,13 @@ impl Ceilings {
     #[must_use]
     pub fn with(mut self, ceiling: Ceiling) -> Self {
         self.found.push(ceiling);
+        self
+    }
+
+    /// Those of the limits that bind a run on `runs_on`.
+    #[must_use]
+    pub fn binding(mut self, runs_on: RunsOn) -> Self {
+        self.found.retain(|ceiling| ceiling.source.binds(runs_on));
         self
     }
 

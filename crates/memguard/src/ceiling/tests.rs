@@ -93,6 +93,28 @@ fn a_momentary_reading_is_never_the_fixed_ceiling() {
     assert_eq!(ceilings.lowest_fixed().unwrap().bytes, 50);
 }
 
+#[test]
+fn limits_of_a_gpu_bind_no_run_on_the_cpu() {
+    let gib = |count: u64| count << 30;
+    let ceiling = |source, bytes| Ceiling { source, bytes, used_bytes: None };
+    let found = vec![
+        ceiling(CeilingSource::Ram, gib(36)),
+        ceiling(CeilingSource::RamAvailable, gib(30)),
+        ceiling(CeilingSource::WiredLimit, gib(8)),
+        ceiling(CeilingSource::WorkingSet { device: "Apple M4 Max".to_owned() }, gib(27)),
+        ceiling(CeilingSource::CgroupV1 { file: "/g/memory.limit_in_bytes".into() }, gib(34)),
+    ];
+    let all = Ceilings { found };
+    let of = |runs_on| all.clone().binding(runs_on);
+    assert_eq!(of(RunsOn::Gpu), all);
+    assert_eq!(of(RunsOn::Gpu).budget(Policy::Balanced).unwrap().bytes, gib(8));
+    let sources: Vec<_> = of(RunsOn::Cpu).iter().map(|ceiling| ceiling.source.to_string()).collect();
+    assert_eq!(sources, ["RAM of the machine", "RAM available now", "cgroup v1, /g/memory.limit_in_bytes"]);
+    assert_eq!(of(RunsOn::Cpu).lowest_fixed().unwrap().bytes, gib(34));
+    // 36 GiB less the 6 GiB of the policy.
+    assert_eq!(of(RunsOn::Cpu).budget(Policy::Balanced).unwrap().bytes, gib(30));
+}
+
 #[cfg(any(target_os = "linux", target_os = "macos"))]
 #[test]
 fn this_machine_has_ram() {

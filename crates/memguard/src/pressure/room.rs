@@ -4,7 +4,8 @@ use std::fs;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::{Ceiling, CeilingSource, Ceilings, Probe, system_probe};
+use crate::probe::field_bytes;
+use crate::{Ceiling, CeilingSource, Ceilings, ProcessMemory, RunsOn, system_probe};
 
 /// The tightest limit on this process at one moment, and what of it is taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,20 +40,34 @@ impl<M: Machine + ?Sized> Machine for Arc<M> {
 
 /// This machine: RAM, and the control groups that the process is in. Nothing is kept between two readings.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct SystemMachine;
+pub struct SystemMachine {
+    /// What the process computes on: limits of a GPU bind no run on the CPU.
+    pub runs_on: RunsOn,
+}
 
 impl Machine for SystemMachine {
     fn room(&self) -> Option<Room> {
-        tightest(&Ceilings::detect(), || system_probe().and_then(|probe| probe.sample().footprint))
+        tightest(&Ceilings::detect().binding(self.runs_on), own_bytes())
     }
 }
 
-/// The limit with the least room. `footprint` stands in where a limit does not say what is used of it.
-fn tightest(ceilings: &Ceilings, footprint: impl Fn() -> Option<u64>) -> Option<Room> {
+/// What this process takes of its control group by itself: its memory that no file backs, and its page tables. The counters of
+/// `/proc/self/status` take no walk over all pages.
+fn own_bytes() -> Option<u64> {
+    let counted = fs::read_to_string("/proc/self/status").ok().and_then(|status| {
+        let tables_bytes = field_bytes(&status, "VmPTE").unwrap_or(0);
+        Some(ProcessMemory::from_status(&status).anonymous_bytes?.saturating_add(tables_bytes))
+    });
+    counted.or_else(|| system_probe()?.sample().footprint)
+}
+
+/// The limit with the least room. `own_bytes` stands in where a limit does not say what is used of it.
+fn tightest(ceilings: &Ceilings, own_bytes: Option<u64>) -> Option<Room> {
     let available_bytes = ceilings.iter().find(|ceiling| ceiling.source.is_momentary()).map(|ceiling| ceiling.bytes);
     let fixed = ceilings.iter().filter(|ceiling| !ceiling.source.is_momentary());
     let rooms = fixed.filter_map(|ceiling| {
-        let used_bytes = used_bytes(ceiling, available_bytes).or_else(&footprint)?;
+        // A group's counters are brought up to date by and by, and the process knows better what it has taken itself.
+        let used_bytes = used_bytes(ceiling, available_bytes).max(own_bytes)?;
         Some(Room { ceiling_bytes: ceiling.bytes, used_bytes, source: Some(ceiling.source.clone()) })
     });
     rooms.min_by_key(Room::left_bytes)
@@ -131,7 +146,7 @@ mod tests {
 
     #[test]
     fn ram_in_use_is_what_is_not_available() {
-        let room = tightest(&Ceilings::read_linux(root().path()), || None).unwrap();
+        let room = tightest(&Ceilings::read_linux(root().path()), None).unwrap();
         let want = Room { ceiling_bytes: 1000 << 10, used_bytes: 600 << 10, source: Some(CeilingSource::Ram) };
         assert_eq!((room.left_bytes(), room), (400 << 10, want));
     }
@@ -152,19 +167,38 @@ mod tests {
     }
 
     #[test]
-    fn the_footprint_stands_in_where_a_limit_does_not_say_what_is_used() {
+    fn what_the_process_takes_itself_stands_in_where_a_limit_does_not_say_what_is_used() {
         let root = tempfile::tempdir().unwrap();
         fs::create_dir_all(root.path().join("proc")).unwrap();
         fs::write(root.path().join("proc/meminfo"), "MemTotal: 1000 kB\n").unwrap();
         let ceilings = Ceilings::read_linux(root.path());
-        assert_eq!(tightest(&ceilings, || Some(7)).map(|room| room.used_bytes), Some(7));
-        assert_eq!(tightest(&ceilings, || None), None);
-        assert_eq!(tightest(&Ceilings::default(), || Some(7)), None);
+        assert_eq!(tightest(&ceilings, Some(7)).map(|room| room.used_bytes), Some(7));
+        assert_eq!(tightest(&ceilings, None), None);
+        assert_eq!(tightest(&Ceilings::default(), Some(7)), None);
+    }
+
+    #[test]
+    fn counters_that_lag_behind_the_process_do_not_count_for_less() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("memory.stat"), "cache 900\ntotal_rss 70\n").unwrap();
+        let source = CeilingSource::CgroupV1 { file: folder.path().join("memory.limit_in_bytes") };
+        let ceilings = Ceilings::default().with(Ceiling { source, bytes: 1000, used_bytes: Some(990) });
+        let left = |own_bytes| tightest(&ceilings, own_bytes).unwrap().left_bytes();
+        assert_eq!((left(None), left(Some(50)), left(Some(400))), (930, 930, 600));
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn what_this_process_takes_is_counted_with_its_page_tables() {
+        let before = own_bytes().unwrap();
+        let touched = vec![1_u8; 64 << 20];
+        assert!(own_bytes().unwrap() > before + (32 << 20), "{before} before");
+        assert_eq!(std::hint::black_box(touched).len(), 64 << 20);
     }
 
     #[test]
     fn this_machine_has_room_for_a_test() {
-        if let Some(room) = SystemMachine.room() {
+        if let Some(room) = SystemMachine::default().room() {
             assert!(room.used_bytes > 0 && room.left_bytes() > 0, "{room:?}");
         }
     }

@@ -1,7 +1,7 @@
 //! Arguments that a run and its estimate share: what decides routes, types and bytes.
 
 use clap::{Args, ValueEnum};
-use plimsoll_memguard::{ByteSize, Ceilings, Policy};
+use plimsoll_memguard::{ByteSize, Ceilings, Policy, RunsOn};
 use std::num::NonZeroUsize;
 
 /// What may be used.
@@ -36,7 +36,7 @@ impl BudgetArgs {
             return Limit { bytes: Some(budget.bytes()), source: "--memory-budget".to_owned() };
         }
         let policy = self.memory_policy;
-        match ceilings.budget(policy) {
+        match ceilings.clone().binding(RunsOn::Cpu).budget(policy) {
             Some(budget) => {
                 let source = match budget.reserve_bytes {
                     0 => budget.limited_by.source.to_string(),

@@ -105,7 +105,7 @@ impl Job<'_> {
             SwitchArg::Off => options.drain = Drain::Never,
         }
         match self.args.guard {
-            SwitchArg::On => options.guard.machine = Some(Arc::new(SystemMachine)),
+            SwitchArg::On => options.guard.machine = Some(Arc::new(SystemMachine::default())),
             SwitchArg::Off => options.guard.tracks = false,
         }
         options
