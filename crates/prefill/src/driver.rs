@@ -9,10 +9,10 @@ use std::time::Instant;
 
 use plimsoll_memguard::{ChunkChoice, ChunkLimits, Kind, Ledger, MemorySample, Pressure, Probe, Reservation, Room};
 
-use crate::guard::{Forecast, Span, Watch, reserve_bytes, usable_bytes};
+use crate::guard::{Forecast, Span, Watch, last_reserve_bytes, usable_bytes};
 use crate::{
-    CancelToken, Chunk, ChunkReport, ChunkSize, ChunkTarget, Guard, Outcome, PrefillError, PrefillReport, Progress,
-    StepError,
+    CancelToken, Chunk, ChunkReport, ChunkSize, ChunkTarget, Guard, MachineFull, Outcome, PrefillError, PrefillReport,
+    Progress, StepError,
 };
 
 /// What a [`Driver`] works with.
@@ -202,6 +202,18 @@ impl Driver {
         }))
     }
 
+    /// Makes sure that the machine has room for `growth_bytes` more than the process has now: for a decode loop, each time that it is about to
+    /// touch a new block of keys and values. Under soft pressure caches are evicted first; where there is no room even so, the machine is read
+    /// a few times more before it counts as full. Returns the pressure; nominal without a machine.
+    ///
+    /// It reads the machine, which takes some tenths of a millisecond: ask per block, not per token.
+    ///
+    /// # Errors
+    /// [`MachineFull`], with what is needed and what is left.
+    pub fn make_room(&self, growth_bytes: u64) -> Result<Pressure, MachineFull> {
+        self.room_for(|| growth_bytes).map(|(pressure, _)| pressure)
+    }
+
     fn drive<T: ChunkTarget>(
         &self,
         target: &mut T,
@@ -320,17 +332,37 @@ impl Driver {
         }
     }
 
-    /// Reads the machine until the growth of the smallest chunk fits, and says how close it is to its limit. Nothing is kept from an earlier chunk
-    /// but the level, for its hysteresis.
+    /// Reads the machine until the growth of the smallest chunk fits, and says how close it is to its limit.
     fn wait_for_room<T: ChunkTarget>(
         &self,
         target: &T,
         tokens: &Range<usize>,
     ) -> Result<(Pressure, Option<Room>), StepError<T::Error>> {
+        // The smallest chunk is the same under any pressure.
+        let rows = self.options.chunk.limits(Pressure::Hard).floor_rows.min(tokens.len());
+        let growth_bytes = || {
+            let kv_bytes = target.kv_growth_bytes(rows, tokens.start);
+            let wanted_bytes = target.transient_bytes(rows, tokens.start).saturating_add(kv_bytes);
+            // What a larger chunk has left behind is there for this one, keys and values included.
+            wanted_bytes.saturating_sub(target.held().transient_bytes.unwrap_or(0))
+        };
+        self.room_for(growth_bytes).map_err(|MachineFull { needed_bytes, room, usage }| StepError::Pressure {
+            start: tokens.start,
+            rows,
+            needed_bytes,
+            room,
+            usage,
+        })
+    }
+
+    /// Reads the machine until so many bytes fit. Nothing is kept from an earlier call but the level, for its hysteresis. The bytes are asked for
+    /// only where there is a machine.
+    fn room_for(&self, growth_bytes: impl FnOnce() -> u64) -> Result<(Pressure, Option<Room>), MachineFull> {
         let Guard { machine: Some(machine), watermarks, polls, poll_interval, .. } = &self.options.guard else {
             return Ok((Pressure::Nominal, None));
         };
         let ledger = &self.options.ledger;
+        let growth_bytes = growth_bytes();
         let (mut polls, mut evicts) = (*polls, true);
         loop {
             let Some(room) = machine.room() else { return Ok((Pressure::Nominal, None)) };
@@ -342,22 +374,12 @@ impl Driver {
                     continue;
                 }
             }
-            let rows = self.options.chunk.limits(pressure).floor_rows.min(tokens.len());
-            let held_bytes = target.held().transient_bytes.unwrap_or(0);
-            let arena_bytes = target.transient_bytes(rows, tokens.start).saturating_sub(held_bytes);
-            let growth_bytes = arena_bytes.saturating_add(target.kv_growth_bytes(rows, tokens.start));
             if growth_bytes <= usable_bytes(&room) {
                 return Ok((pressure, Some(room)));
             }
             if polls == 0 {
-                let needed_bytes = growth_bytes.saturating_add(reserve_bytes(&room));
-                return Err(StepError::Pressure {
-                    start: tokens.start,
-                    rows,
-                    needed_bytes,
-                    room: Box::new(room),
-                    usage: Box::new(ledger.usage()),
-                });
+                let needed_bytes = growth_bytes.saturating_add(last_reserve_bytes(&room));
+                return Err(MachineFull { needed_bytes, room: Box::new(room), usage: Box::new(ledger.usage()) });
             }
             polls -= 1;
             thread::sleep(*poll_interval);

@@ -20,6 +20,21 @@ pub struct PrefillError<E> {
     pub source: StepError<E>,
 }
 
+/// The machine is full, whatever the budget says: some bytes more do not fit what is left, and several readings in a row said so.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the machine is full: {needed_bytes} bytes are needed, {} are left of {}",
+    .room.left_bytes(), .room.ceiling_bytes
+)]
+pub struct MachineFull {
+    /// Bytes that were to be added, with what is always left free.
+    pub needed_bytes: u64,
+    /// What the machine leaves, by the last reading.
+    pub room: Box<Room>,
+    /// What holds the rest, by the books.
+    pub usage: Box<Usage>,
+}
+
 /// A chunk that did not run, or failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

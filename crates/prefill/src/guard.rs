@@ -59,13 +59,15 @@ impl fmt::Debug for Guard {
     }
 }
 
-/// Bytes of `room` that a chunk may take.
-pub(crate) fn usable_bytes(room: &Room) -> u64 {
-    room.left_bytes().saturating_sub(reserve_bytes(room))
+/// Bytes of `room` that may be taken: what is left of it, less [`last_reserve_bytes`].
+#[must_use]
+pub fn usable_bytes(room: &Room) -> u64 {
+    room.left_bytes().saturating_sub(last_reserve_bytes(room))
 }
 
-/// What stays free of `room`.
-pub(crate) fn reserve_bytes(room: &Room) -> u64 {
+/// Bytes that stay free of `room`: [`LAST_RESERVE_BYTES`], or 5% of its limit if that is less.
+#[must_use]
+pub fn last_reserve_bytes(room: &Room) -> u64 {
     LAST_RESERVE_BYTES.min(room.ceiling_bytes / 20)
 }
 

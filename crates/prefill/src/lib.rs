@@ -13,8 +13,8 @@ mod target;
 pub use {
     cancel::CancelToken,
     driver::{Drain, Driver, DriverOptions},
-    error::{PrefillError, StepError},
-    guard::{Guard, LAST_RESERVE_BYTES},
+    error::{MachineFull, PrefillError, StepError},
+    guard::{Guard, LAST_RESERVE_BYTES, last_reserve_bytes, usable_bytes},
     report::{ChunkReport, Outcome, PrefillReport, Progress},
     size::{ChunkSize, DEFAULT_MAX_ROWS, GRANULE_ROWS},
     target::{Chunk, ChunkTarget, Held},

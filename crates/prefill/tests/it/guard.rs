@@ -5,7 +5,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use plimsoll_memguard::{Budget, FixedMachine, FixedProbe, Kind, Ledger, Machine, Pressure, Reservation, Room, Usage};
-use plimsoll_prefill::{CancelToken, Driver, DriverOptions, Held, LAST_RESERVE_BYTES, PrefillReport, StepError};
+use plimsoll_prefill::{
+    CancelToken, Driver, DriverOptions, Held, LAST_RESERVE_BYTES, MachineFull, PrefillReport, StepError,
+    last_reserve_bytes, usable_bytes,
+};
 
 use crate::{Fake, Fault, fixed, ledger};
 
@@ -147,6 +150,72 @@ fn a_chunk_is_cut_to_what_the_machine_leaves_even_where_the_budget_has_more() {
     let mut fake = Fake::default();
     run(&Driver::new(options), &mut fake, 512).unwrap();
     assert_eq!(fake.rows(), [256, 256]);
+}
+
+#[test]
+fn the_arena_of_a_larger_chunk_pays_for_a_smaller_one_and_its_keys() {
+    let rows = |held_bytes| {
+        let machine = FixedMachine::new(1_000_000, [1_000_000 - 50_000 - 100]);
+        let mut options = DriverOptions::new(Ledger::new(Budget::Unlimited));
+        options.guard.machine = Some(Arc::new(machine));
+        options.guard.poll_interval = Duration::ZERO;
+        let held = Held { transient_bytes: Some(held_bytes), ..Held::default() };
+        let mut fake = Fake { held, ..Fake::default() };
+        run(&Driver::new(options), &mut fake, 64).map(|_| fake.rows())
+    };
+    // 7,400 bytes of transients and 640 of keys, of which 100 are left.
+    assert_eq!(rows(7_940).unwrap(), [64]);
+    assert!(matches!(rows(7_939), Err(StepError::Pressure { rows: 64, .. })));
+}
+
+fn decode_on(machine: &Arc<Counted>, ledger: &Ledger, growth_bytes: u64) -> Result<Pressure, MachineFull> {
+    Driver::new(on(machine, ledger)).make_room(growth_bytes)
+}
+
+#[test]
+fn decode_asks_for_the_room_of_a_block_and_hears_of_the_pressure() {
+    let ledger = Ledger::new(Budget::Unlimited);
+    for (used_mib, want) in [(100, Pressure::Nominal), (910, Pressure::Soft), (950, Pressure::Hard)] {
+        let machine = Counted::new(&[used_mib]);
+        assert_eq!(decode_on(&machine, &ledger, 4 * MIB), Ok(want), "hard pressure alone ends nothing: a block fits");
+        assert_eq!(machine.readings(), 1);
+    }
+    let without = Driver::new(DriverOptions::new(ledger)).make_room(u64::MAX);
+    assert_eq!(without, Ok(Pressure::Nominal), "without a machine there is nobody to ask");
+}
+
+#[test]
+fn decode_evicts_caches_under_soft_pressure_before_it_counts_the_machine_as_full() {
+    let ledger = Ledger::new(Budget::Unlimited);
+    let _cache = cache(&ledger, 5 * MIB);
+    let machine = Counted::new(&[990, 100]);
+    assert_eq!(decode_on(&machine, &ledger, 4 * MIB), Ok(Pressure::Nominal));
+    assert_eq!((ledger.usage().prefix_cache_bytes, machine.readings()), (0, 2));
+}
+
+#[test]
+fn decode_waits_some_readings_for_a_block_and_then_ends_with_numbers() {
+    let ledger = Ledger::new(Budget::Unlimited);
+    let machine = Counted::new(&[970, 970, 970, 900]);
+    assert_eq!(decode_on(&machine, &ledger, 4 * MIB), Ok(Pressure::Soft), "it recovered in time");
+    assert_eq!(machine.readings(), 4);
+
+    let kv = ledger.reserve(Kind::Kv, 300 * MIB).unwrap();
+    let machine = Counted::new(&[970]);
+    let full = decode_on(&machine, &ledger, 4 * MIB).unwrap_err();
+    assert_eq!((full.needed_bytes, full.room.left_bytes()), (4 * MIB + LAST_RESERVE_BYTES, 30 * MIB));
+    assert_eq!((full.usage.kv_bytes, machine.readings()), (300 * MIB, 4));
+    assert_eq!(full.to_string(), "the machine is full: 37748736 bytes are needed, 31457280 are left of 1048576000");
+    drop(kv);
+}
+
+#[test]
+fn what_stays_free_of_a_machine_is_5_percent_and_at_most_32_mib() {
+    let room = |ceiling_bytes, used_bytes| Room { ceiling_bytes, used_bytes, source: None };
+    let of = |room: Room| (last_reserve_bytes(&room), usable_bytes(&room));
+    assert_eq!(of(room(100 * MIB, 40 * MIB)), (5 * MIB, 55 * MIB));
+    assert_eq!(of(room(1000 * MIB, 100 * MIB)), (32 * MIB, 868 * MIB));
+    assert_eq!(of(room(100 * MIB, 97 * MIB)), (5 * MIB, 0));
 }
 
 #[test]
