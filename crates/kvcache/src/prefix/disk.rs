@@ -91,9 +91,7 @@ impl Disk {
     }
 
     fn file_bytes(&self, parts: Parts) -> u64 {
-        let content: usize =
-            (0..self.part_bytes.len()).filter(|&part| parts.has(part)).map(|part| self.part_bytes[part]).sum();
-        (HEADER_BYTES + content + CHECKSUM_BYTES) as u64
+        file_bytes((0..self.part_bytes.len()).filter(|&part| parts.has(part)).map(|part| &self.part_bytes[part]))
     }
 
     /// What the file of a block holds by its header and length; nothing if there is none. The content is checked when it is read.
@@ -295,6 +293,11 @@ impl Disk {
             self.known().files.clear();
         }
     }
+}
+
+/// Bytes of a file with parts of these sizes.
+pub(super) fn file_bytes<'a>(parts: impl IntoIterator<Item = &'a usize>) -> u64 {
+    (HEADER_BYTES + parts.into_iter().sum::<usize>() + CHECKSUM_BYTES) as u64
 }
 
 /// Opens what is a file: opening a pipe would wait for its other end.

@@ -85,6 +85,14 @@ pub struct DiskOptions {
     pub limit_bytes: u64,
 }
 
+impl DiskOptions {
+    /// Bytes of the file of one whole block of `spec`: under a lower limit nothing of use is kept.
+    #[must_use]
+    pub fn block_file_bytes(spec: &KvSpec) -> u64 {
+        disk::file_bytes(&Shape::new(spec).part_bytes)
+    }
+}
+
 /// Full KV blocks of earlier prompts, found by a chain of hashes over model, KV type, kernel contract and token ids.
 ///
 /// A hit is the longest border of blocks where layers that see everything have every block, windowed layers their last window and recurrent

@@ -41,6 +41,7 @@ pub(crate) fn run(args: &RunArgs, sources: &Sources, cancel: &CancelToken) -> Re
     let mut settings = settings::cpu(&args.engine, args.chunk.fixed_rows())?;
     settings.snapshots = prefix::snapshots(args);
     outputs::check(args)?;
+    prefix::check(args)?;
     if args.engine.device == DeviceArg::Metal {
         return Err(AppError::NoMetal);
     }
@@ -59,6 +60,7 @@ pub(crate) fn run(args: &RunArgs, sources: &Sources, cancel: &CancelToken) -> Re
     let checkpoint = Checkpoint::open(&path).map_err(model_fault)?;
     let plan = LoadPlan::with_options(&checkpoint, &settings::loading(&args.engine)).map_err(model_fault)?;
     sampler.params().check_vocabulary(plan.architecture().dimensions.vocab_size)?;
+    prefix::check_limit(args, &settings.kv_spec(plan.architecture()))?;
     budget.reserve_weights(plan.weights_bytes())?;
 
     let vocab_size = plan.architecture().dimensions.vocab_size;

@@ -2,10 +2,34 @@
 
 use super::{answer::Job, budget::Budget};
 use crate::{cli::RunArgs, error::AppError, interrupt::interruptible};
-use plimsoll_kvcache::{DiskOptions, PrefixCache, Snapshots};
+use plimsoll_kvcache::{DiskOptions, KvSpec, PrefixCache, Snapshots};
 use plimsoll_models::{CpuSettings, ExecError, Model, Session};
 use plimsoll_prefill::CancelToken;
 use std::{num::NonZeroUsize, sync::Arc};
+
+/// Refuses a path that cannot become a folder: what is there already, or the nearest of its parents that is, is something else.
+pub(super) fn check(args: &RunArgs) -> Result<(), AppError> {
+    let Some(folder) = &args.prefix.prefix_cache else { return Ok(()) };
+    match folder.ancestors().find(|path| path.symlink_metadata().is_ok()) {
+        Some(path) if !path.is_dir() => {
+            let what = if path == folder { "it".to_owned() } else { path.display().to_string() };
+            Err(AppError::Usage(format!("--prefix-cache {}: {what} is no folder", folder.display())))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Refuses a limit under which not even one block could be kept.
+pub(super) fn check_limit(args: &RunArgs, spec: &KvSpec) -> Result<(), AppError> {
+    let (limit, needed_bytes) = (args.prefix.prefix_cache_limit, DiskOptions::block_file_bytes(spec));
+    if args.prefix.prefix_cache.is_none() || limit.bytes() >= needed_bytes {
+        return Ok(());
+    }
+    Err(AppError::Usage(format!(
+        "--prefix-cache-limit {} bytes: a block of 64 tokens of this model takes {needed_bytes}, so that nothing would be kept",
+        limit.bytes()
+    )))
+}
 
 /// Recurrent states that a run keeps for the cache: the one at the end of the chunk that was computed last.
 pub(super) fn snapshots(args: &RunArgs) -> Option<Snapshots> {

@@ -71,6 +71,45 @@ fn a_folder_that_cannot_be_made_is_refused() {
     let Some(golden) = golden("tiny-gqa-6x2") else { return };
     let folder = Folder::new();
     let file = folder.file("taken", "a file");
-    let error = run_ids(&folder, &golden.model, &golden.ids, &["--prefix-cache", &file]).fails(1);
-    assert!(error.contains("cannot use") && error.contains("taken"), "{error}");
+    let below = format!("{file}/cache");
+    // Long before the load: the model is not even looked for.
+    for path in [&file, &below] {
+        let error = run_ids(&folder, "no-such-model".as_ref(), &golden.ids, &["--prefix-cache", path]).fails(2);
+        assert!(
+            error.contains("--prefix-cache") && error.contains("taken") && error.contains("is no folder"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn a_limit_below_one_block_is_refused_with_both_numbers() {
+    for name in ["tiny-gqa-6x2", "tiny-gemma3", "tiny-qwen3_next"] {
+        let Some(golden) = golden(name) else { return };
+        let ids: Vec<u32> = golden.ids.iter().cycle().copied().take(130).collect();
+        let folder = Folder::new();
+        let run = |limit: &str| {
+            let args = [
+                "--json",
+                "-n",
+                "1",
+                "--chunk",
+                "64",
+                "--prefix-cache",
+                &folder.arg("cache"),
+                "--prefix-cache-limit",
+                limit,
+            ];
+            run_ids(&folder, &golden.model, &ids, &args)
+        };
+        let error = run("100").fails(2);
+        assert!(error.contains("--prefix-cache-limit 100 bytes"), "{error}");
+        assert!(!folder.path("cache").exists(), "refused before anything is kept");
+        let needed: u64 = error.split_once(" takes ").unwrap().1.split(',').next().unwrap().parse().unwrap();
+        run(&(needed - 1).to_string()).fails(2);
+        // The border keeps the first block, which is the largest file there is.
+        run(&needed.to_string()).json();
+        let files = fs::read_dir(folder.path("cache")).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len());
+        assert_eq!(files.max(), Some(needed), "{name}");
+    }
 }
