@@ -56,6 +56,14 @@ impl<'a> CpuProfile<'a> {
     }
 }
 
+impl CpuProfile<'_> {
+    /// The same where no chunk has more than `rows` rows: layers with a sliding window are priced for that.
+    #[must_use]
+    pub fn with_max_chunk_rows(self, rows: usize) -> Self {
+        Self { settings: CpuSettings { max_chunk_rows: Some(rows), ..self.settings }, ..self }
+    }
+}
+
 impl Profile for CpuProfile<'_> {
     fn weights_bytes(&self) -> u64 {
         self.weights_bytes

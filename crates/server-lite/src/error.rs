@@ -104,23 +104,29 @@ fn of_text(path: &Path, source: &TextError) -> String {
 /// What a run would need, and what there is.
 #[derive(Debug, Clone)]
 pub(crate) struct Shortfall {
-    /// What was asked for when the budget ran out.
+    /// What was asked for when the bytes ran out.
     pub(crate) what: &'static str,
+    /// All that is reserved and this too, if it is the budget that is short; what it would add, with what is always left free, if it is the machine.
     pub(crate) needed_bytes: u64,
-    pub(crate) budget_bytes: u64,
+    pub(crate) bound: Bound,
     /// Longest context, prompt and answer together, that would fit.
     pub(crate) longest: Longest,
 }
 
-/// A prompt that the machine had no memory for, whatever the budget said.
+/// Who has too little.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Bound {
+    /// The budget.
+    Budget { bytes: u64 },
+    /// The machine, whatever the budget says.
+    Machine(Room),
+}
+
+/// A prompt or an answer that the machine had no memory for in the middle, whatever the budget said.
 #[derive(Debug, Clone)]
 pub(crate) struct MachineShortfall {
-    /// Tokens of the prompt that were done.
-    pub(crate) done: usize,
-    pub(crate) total: usize,
-    /// Rows of the chunk that did not fit.
-    pub(crate) rows: usize,
-    /// What it would have added, with what is always left free.
+    pub(crate) place: Place,
+    /// What the next step would have added, with what is always left free.
     pub(crate) needed_bytes: u64,
     pub(crate) room: Room,
     /// What this process holds, by its books.
@@ -129,17 +135,30 @@ pub(crate) struct MachineShortfall {
     pub(crate) longest: Longest,
 }
 
+/// How far a run had come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// `done` of `total` tokens of the prompt; a chunk of `rows` rows did not fit.
+    Prompt { done: usize, total: usize, rows: usize },
+    /// So many tokens of the answer, which were printed; the next block of keys and values did not fit.
+    Answer { tokens: usize },
+}
+
 impl MachineShortfall {
     fn describe(&self) -> String {
-        let Self { done, total, rows, room, usage, longest, .. } = self;
+        let Self { place, room, usage, longest, .. } = self;
         let mib = |bytes: u64| format!("{:.1}", bytes as f64 / 1_048_576.0);
-        let source = room.source.as_ref().map_or_else(|| "limit".to_owned(), ToString::to_string);
+        let reached = match place {
+            Place::Prompt { done, total, rows } => format!("after {done} of {total} prompt tokens: {rows} more need"),
+            Place::Answer { tokens } => format!("after {tokens} tokens of the answer: the next need"),
+        };
         format!(
-            "the machine is full after {done} of {total} prompt tokens: {rows} more need {} MiB, {} of {} are left ({source}); held here: weights {}, \
-             overhead {}, keys and values {}, transients {}, prefix cache {} MiB{}",
+            "the machine is full {reached} {} MiB, {} of {} are left ({}); held here: weights {}, overhead {}, keys and values {}, transients {}, \
+             prefix cache {} MiB{}",
             mib(self.needed_bytes),
             mib(room.left_bytes()),
             mib(room.ceiling_bytes),
+            source_of(room),
             mib(usage.weights_bytes),
             mib(usage.overhead_bytes),
             mib(usage.kv_bytes),
@@ -148,6 +167,11 @@ impl MachineShortfall {
             longest.clause(),
         )
     }
+}
+
+/// Which ceiling a room is under.
+fn source_of(room: &Room) -> String {
+    room.source.as_ref().map_or_else(|| "limit".to_owned(), ToString::to_string)
 }
 
 /// The longest context that would fit a budget.
@@ -162,6 +186,11 @@ pub(crate) enum Longest {
 }
 
 impl Longest {
+    /// So many tokens; nothing if they are none.
+    pub(crate) fn of(tokens: usize) -> Self {
+        if tokens > 0 { Self::Tokens(tokens) } else { Self::Nothing }
+    }
+
     /// The end of a sentence.
     fn clause(self) -> String {
         match self {
@@ -175,15 +204,36 @@ impl Longest {
 impl Shortfall {
     fn describe(&self) -> String {
         let mib = |bytes: u64| format!("{bytes} bytes ({:.1} MiB)", bytes as f64 / 1_048_576.0);
-        let fits = self.longest.clause();
-        format!(
-            "does not fit: {} needs {} in all, the budget is {}{fits}",
-            self.what,
-            mib(self.needed_bytes),
-            mib(self.budget_bytes)
-        )
+        let (what, needed, fits) = (self.what, mib(self.needed_bytes), self.longest.clause());
+        match &self.bound {
+            Bound::Budget { bytes } => {
+                format!("does not fit: {what} needs {needed} in all, the budget is {}{fits}", mib(*bytes))
+            }
+            Bound::Machine(room) => format!(
+                "does not fit: {what} needs {needed} more, this machine has {} left of {} ({}){fits}",
+                mib(room.left_bytes()),
+                mib(room.ceiling_bytes),
+                source_of(room),
+            ),
+        }
+    }
+
+    fn hint(&self) -> &'static str {
+        match (&self.bound, self.longest) {
+            (Bound::Budget { .. }, Longest::Nothing) => "raise --memory-budget, or take a smaller model",
+            (Bound::Budget { .. }, Longest::Tokens(_) | Longest::Unknown) => {
+                "shorten the prompt, lower --max-tokens, or raise --memory-budget"
+            }
+            (Bound::Machine(_), Longest::Nothing) => {
+                "end what else takes memory, raise the limit, or take a smaller model"
+            }
+            (Bound::Machine(_), Longest::Tokens(_) | Longest::Unknown) => MACHINE_HINT,
+        }
     }
 }
+
+/// What can be done where the machine is short.
+const MACHINE_HINT: &str = "end what else takes memory, raise the limit, shorten the prompt, or lower --max-tokens";
 
 impl AppError {
     /// The contract's exit code: 2 usage, 3 does not fit, 4 bad model file, 1 anything else.
@@ -256,17 +306,8 @@ impl AppError {
             }
             Self::Hub { fault, .. } => fault.hints(),
             Self::Threads { .. } => vec!["lower --threads".to_owned()],
-            Self::DoesNotFit(shortfall) => match shortfall.longest {
-                Longest::Nothing => vec!["raise --memory-budget, or take a smaller model".to_owned()],
-                Longest::Tokens(_) | Longest::Unknown => {
-                    vec!["shorten the prompt, lower --max-tokens, or raise --memory-budget".to_owned()]
-                }
-            },
-            Self::MachineFull(_) => {
-                vec![
-                    "end what else takes memory, raise the limit, shorten the prompt, or lower --max-tokens".to_owned(),
-                ]
-            }
+            Self::DoesNotFit(shortfall) => vec![shortfall.hint().to_owned()],
+            Self::MachineFull(_) => vec![MACHINE_HINT.to_owned()],
             Self::CommandLine { hints, .. } => hints.clone(),
             Self::NoSuchModel { .. } => vec!["models by short name: plimsoll models list".to_owned()],
             Self::NotFetched { name } => {

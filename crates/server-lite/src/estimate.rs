@@ -4,7 +4,7 @@ use crate::{
     cli::{DeviceArg, EstimateArgs, Limit},
     error::AppError,
     fetch::Sources,
-    price::{MAX_CONTEXT_TOKENS, Needs, longest_that_fits},
+    price::{ChunkPriced, MAX_CONTEXT_TOKENS, Needs, longest_that_fits},
     priced::Priced,
 };
 use plimsoll_memguard::{ByteSize, Ceilings, Profile, TransientSource};
@@ -86,14 +86,17 @@ impl Question<'_> {
         let needs = self.needs(context);
         let budget = limit.bytes.unwrap_or(u64::MAX);
         let (weights_bytes, overhead_bytes) = (priced.weights_bytes(), priced.overhead_bytes(context));
-        let kv_bytes = priced.kv_bytes(context + max_tokens);
+        let resident_bytes = weights_bytes.saturating_add(overhead_bytes);
+        // As admission chooses it.
+        let max_rows = needs.max_chunk_rows(*priced, context + max_tokens, budget.saturating_sub(resident_bytes));
+        let kv_bytes = priced.kv_bytes_in_chunks(context + max_tokens, max_rows);
         let smallest_budget_bytes = self.smallest_budget(context);
         let fits = smallest_budget_bytes <= budget;
-        let held = weights_bytes.saturating_add(overhead_bytes).saturating_add(kv_bytes);
+        let held = resident_bytes.saturating_add(kv_bytes);
         // What does not fit is shown at its least.
         let smallest = needs.smallest_transient(*priced, context + max_tokens);
         let headroom = if fits { budget.saturating_sub(held) } else { smallest };
-        let chunks = needs.chunks(*priced, context + max_tokens, headroom);
+        let chunks = needs.chunks(*priced, context + max_tokens, max_rows, headroom);
         Answer {
             model: priced.name.clone(),
             device: "cpu",
@@ -132,14 +135,15 @@ impl Question<'_> {
         }
     }
 
-    /// What a run reserves before its first token: once while it reads the text side, then for the prompt with its answer.
+    /// What a run reserves before its first token: while it reads the text side, while it reads the weights, then for the prompt with its answer.
     fn smallest_budget(&self, prompt_tokens: usize) -> u64 {
         let priced = self.priced;
         let weights = priced.weights_bytes();
         let needs = self.needs(prompt_tokens);
         let total = needs.total(priced, prompt_tokens + self.args.max_tokens).unwrap_or(u64::MAX);
         let admitted = weights.saturating_add(priced.overhead_bytes(prompt_tokens)).saturating_add(total);
-        admitted.max(weights.saturating_add(priced.loading_bytes))
+        let loading = priced.loading_bytes.max(priced.weights_loading_bytes(self.args.engine.quantize.is_some()));
+        admitted.max(weights.saturating_add(loading))
     }
 
     fn longest(&self, budget: u64) -> usize {

@@ -1,7 +1,7 @@
 //! Prices that a run and its estimate share: one function each, so that they cannot drift apart.
 
 use plimsoll_memguard::{ChunkChoice, ChunkLimits, Pass, Profile, TrackerConfig, TransientTracker};
-use plimsoll_models::sampler::SamplerParams;
+use plimsoll_models::{CpuProfile, sampler::SamplerParams};
 use plimsoll_prefill::{DEFAULT_MAX_ROWS, GRANULE_ROWS};
 
 /// Tokens of an answer where the user does not say, if they fit.
@@ -37,6 +37,33 @@ pub(crate) fn overhead_bytes(resident_bytes: u64, weights_bytes: u64, sampling_b
     resident_bytes.saturating_sub(weights_bytes).saturating_add(RUN_HEAP_BYTES).saturating_add(sampling_bytes)
 }
 
+/// Heap that packing weights takes beside them: what the threads that pack touch of their stacks and of the allocator's pools.
+const LOADING_HEAP_BYTES: u64 = 512 << 10;
+
+/// The same for each thread.
+const LOADING_HEAP_BYTES_PER_THREAD: u64 = 64 << 10;
+
+/// The same where rows are quantized on their way: a piece of 2^18 elements, as f32 and quantized.
+const QUANTIZING_BYTES: u64 = 3 << 19;
+
+/// What is resident beside the weights at the worst moment of loading them, of which `resident_bytes` are there before.
+pub(crate) fn loading_bytes(resident_bytes: u64, threads: usize, quantizes: bool) -> u64 {
+    let heap_bytes = LOADING_HEAP_BYTES + LOADING_HEAP_BYTES_PER_THREAD * threads as u64;
+    resident_bytes.saturating_add(heap_bytes).saturating_add(if quantizes { QUANTIZING_BYTES } else { 0 })
+}
+
+/// A profile whose keys and values can be priced for chunks of any size: layers with a sliding window hold their window and one chunk.
+pub(crate) trait ChunkPriced: Profile {
+    /// [`Profile::kv_bytes`] where no chunk has more than `max_rows` rows.
+    fn kv_bytes_in_chunks(&self, context_tokens: usize, max_rows: usize) -> u64;
+}
+
+impl ChunkPriced for CpuProfile<'_> {
+    fn kv_bytes_in_chunks(&self, context_tokens: usize, max_rows: usize) -> u64 {
+        self.with_max_chunk_rows(max_rows).kv_bytes(context_tokens)
+    }
+}
+
 /// What a prompt wants of a model.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Needs {
@@ -51,14 +78,42 @@ pub(crate) struct Needs {
 }
 
 impl Needs {
-    /// Bytes of KV and of the smallest passes for a context; `None` past 64 bits.
-    pub(crate) fn total(&self, profile: &dyn Profile, context_tokens: usize) -> Option<u64> {
-        profile.kv_bytes(context_tokens).checked_add(self.smallest_transient(profile, context_tokens))
+    /// Bytes of KV and of the smallest passes for a context, in chunks of the fewest rows; `None` past 64 bits.
+    pub(crate) fn total(&self, profile: &dyn ChunkPriced, context_tokens: usize) -> Option<u64> {
+        let kv_bytes = profile.kv_bytes_in_chunks(context_tokens, self.floor_rows());
+        kv_bytes.checked_add(self.smallest_transient(profile, context_tokens))
+    }
+
+    /// Rows of the smallest chunk.
+    fn floor_rows(&self) -> usize {
+        self.chunk_rows.unwrap_or(FLOOR_ROWS)
+    }
+
+    /// The most rows of a chunk that KV is priced for where `free_bytes` pay for a context: those that were fixed, or the most at which one such
+    /// chunk fits beside the KV, and more where KV costs no more for it. The fewest if nothing fits.
+    pub(crate) fn max_chunk_rows(&self, profile: &dyn ChunkPriced, context_tokens: usize, free_bytes: u64) -> usize {
+        if let Some(rows) = self.chunk_rows {
+            return rows;
+        }
+        let kv_bytes = |rows: usize| profile.kv_bytes_in_chunks(context_tokens, rows);
+        let fits = |rows: usize| {
+            let transient_bytes = self.transient_in_chunks(profile, context_tokens, rows);
+            kv_bytes(rows).checked_add(transient_bytes).is_some_and(|bytes| bytes <= free_bytes)
+        };
+        let most = DEFAULT_MAX_ROWS / GRANULE_ROWS;
+        let rows = longest_that_fits(most, |count| count == 0 || fits(count * GRANULE_ROWS)).max(1) * GRANULE_ROWS;
+        let costs_no_more = |count: usize| count == 0 || kv_bytes(count * GRANULE_ROWS) <= kv_bytes(rows);
+        longest_that_fits(most, costs_no_more) * GRANULE_ROWS
     }
 
     /// The most that the smallest chunks, the tail after them and a decode step take at any place in the context.
     pub(crate) fn smallest_transient(&self, profile: &dyn Profile, context_tokens: usize) -> u64 {
-        let floor = self.chunk_rows.unwrap_or(FLOOR_ROWS).clamp(1, self.prompt_tokens.max(1));
+        self.transient_in_chunks(profile, context_tokens, self.floor_rows())
+    }
+
+    /// The same in chunks of `rows` rows.
+    fn transient_in_chunks(&self, profile: &dyn Profile, context_tokens: usize, rows: usize) -> u64 {
+        let floor = rows.clamp(1, self.prompt_tokens.max(1));
         let tail = self.prompt_tokens % floor;
         let logit_rows = |rows| if self.all_logits { rows } else { 1 };
         let passes = [(floor, 0), (floor, logit_rows(floor)), (tail, logit_rows(tail)), (1, 1)];
@@ -80,14 +135,21 @@ pub(crate) struct Chunks {
 
 impl Needs {
     /// The chunks that prefill takes with `headroom_bytes` for transients, which must cover the smallest ones: each the largest that
-    /// fits, as the driver chooses it. Runs of equal chunks are skipped by bisection: a plan costs no less at a later place.
-    pub(crate) fn chunks(&self, profile: &dyn Profile, context_tokens: usize, headroom_bytes: u64) -> Chunks {
+    /// fits, up to `max_rows` rows, as the driver chooses it. Runs of equal chunks are skipped by bisection: a plan costs no less at a later
+    /// place.
+    pub(crate) fn chunks(
+        &self,
+        profile: &dyn Profile,
+        context_tokens: usize,
+        max_rows: usize,
+        headroom_bytes: u64,
+    ) -> Chunks {
         let planned = |rows: usize, start: usize| {
             let is_last = start + rows == self.prompt_tokens;
             let logit_rows = if self.all_logits { rows } else { usize::from(is_last) };
             profile.transient_bytes(&Pass { rows, start, logit_rows })
         };
-        let limits = ChunkLimits { granule_rows: GRANULE_ROWS, floor_rows: FLOOR_ROWS, ceiling_rows: DEFAULT_MAX_ROWS };
+        let limits = ChunkLimits { granule_rows: GRANULE_ROWS, floor_rows: FLOOR_ROWS, ceiling_rows: max_rows };
         let fresh = TransientTracker::new(TrackerConfig { min_chunk_rows: FLOOR_ROWS });
         let choose = |start: usize| {
             let rest = self.prompt_tokens - start;
@@ -140,5 +202,65 @@ mod tests {
         assert_eq!(sampling_bytes(&plain, 1000), 12_000);
         assert_eq!(sampling_bytes(&SamplerParams { presence_penalty: 0.5, ..plain.clone() }, 1000), 48_000);
         assert_eq!(sampling_bytes(&SamplerParams { logit_bias: [(1, 1.0)].into(), ..plain }, 1000), 48_000);
+    }
+
+    /// 10 bytes of KV a token of a context, and of a window of 100 tokens with the rows of a chunk 1,000 each; 100 a row of a pass.
+    struct Windowed {
+        window_bytes: u64,
+    }
+
+    impl Profile for Windowed {
+        fn weights_bytes(&self) -> u64 {
+            0
+        }
+
+        fn kv_bytes(&self, context_tokens: usize) -> u64 {
+            self.kv_bytes_in_chunks(context_tokens, usize::MAX)
+        }
+
+        fn transient_bytes(&self, pass: &Pass) -> u64 {
+            100 * pass.rows as u64
+        }
+    }
+
+    impl ChunkPriced for Windowed {
+        fn kv_bytes_in_chunks(&self, context_tokens: usize, max_rows: usize) -> u64 {
+            let windowed_tokens = context_tokens.min(max_rows.saturating_add(100)) as u64;
+            10 * context_tokens as u64 + self.window_bytes * windowed_tokens
+        }
+    }
+
+    fn needs(chunk_rows: Option<usize>) -> Needs {
+        Needs { prompt_tokens: 2_000, max_tokens: Some(1), context_length: 8_192, chunk_rows, all_logits: false }
+    }
+
+    #[test]
+    fn windows_are_priced_for_the_most_rows_of_which_a_chunk_fits_beside_them() {
+        let windowed = Windowed { window_bytes: 1_000 };
+        let price = |rows: u64| 10 * 2_001 + 1_000 * (rows + 100) + 100 * rows;
+        let rows = |free_bytes| needs(None).max_chunk_rows(&windowed, 2_001, free_bytes);
+        assert_eq!((rows(u64::MAX), rows(price(512)), rows(price(512) - 1)), (512, 512, 448));
+        assert_eq!((rows(price(192)), rows(price(192) - 1), rows(price(64)), rows(0)), (192, 128, 64, 64));
+        assert_eq!(needs(Some(17)).max_chunk_rows(&windowed, 2_001, 0), 17, "what was fixed stays");
+    }
+
+    #[test]
+    fn without_windows_nothing_is_gained_by_a_lower_most() {
+        let plain = Windowed { window_bytes: 0 };
+        assert_eq!(needs(None).max_chunk_rows(&plain, 2_001, 10 * 2_001 + 6_400), 512);
+    }
+
+    #[test]
+    fn automatic_chunks_need_no_more_than_chunks_of_64_rows() {
+        let windowed = Windowed { window_bytes: 1_000 };
+        let total = |chunk_rows| needs(chunk_rows).total(&windowed, 2_001).unwrap();
+        assert_eq!(total(None), total(Some(64)));
+        assert!(total(Some(512)) > total(None));
+    }
+
+    #[test]
+    fn loading_takes_what_is_there_and_a_little_for_each_thread() {
+        assert_eq!(loading_bytes(1_000, 2, false), 1_000 + (512 << 10) + 2 * (64 << 10));
+        assert_eq!(loading_bytes(0, 1, true) - loading_bytes(0, 1, false), 3 << 19);
     }
 }

@@ -7,7 +7,8 @@ use crate::{
     facts,
     fetch::Sources,
     interrupt::interruptible,
-    price, run, settings,
+    price::{self, ChunkPriced},
+    run, settings,
 };
 use plimsoll_memguard::{
     Config, Estimate, EstimateSettings, Pass, Profile, Registry, StorageFormat, TransientSource, WeightFormats,
@@ -128,6 +129,25 @@ impl Priced {
     }
 }
 
+impl Priced {
+    /// What a run reserves while it reads the weights, beside them.
+    pub(crate) fn weights_loading_bytes(&self, quantizes: bool) -> u64 {
+        price::loading_bytes(self.resident_bytes, self.settings.threads, quantizes)
+    }
+}
+
+impl ChunkPriced for Priced {
+    fn kv_bytes_in_chunks(&self, context_tokens: usize, max_rows: usize) -> u64 {
+        let of = |profile: CpuProfile<'_>| profile.with_max_chunk_rows(max_rows).kv_bytes(context_tokens);
+        match &self.kind {
+            Kind::Plan(plan) => of(CpuProfile::of_plan(plan, self.settings)),
+            Kind::Outline { outline, .. } => of(CpuProfile::of_outline(outline, self.settings)),
+            // A closed form has the size of a chunk in it.
+            Kind::Closed(estimate) => estimate.kv_bytes(context_tokens),
+        }
+    }
+}
+
 impl Profile for Priced {
     fn weights_bytes(&self) -> u64 {
         match &self.kind {
@@ -177,10 +197,8 @@ impl Reader<'_> {
         // Kept until it is measured.
         let mut text = None;
         if with_text {
-            if let Checkpoint::Folder(folder) = &checkpoint {
-                loading_bytes = run::loading_bytes(folder.path());
-            }
             let vocab_size = dimensions.vocab_size;
+            loading_bytes = run::loading_bytes(&checkpoint);
             text = interruptible(self.cancel, "reading the tokenizer", move || {
                 let text = run::read_text(&checkpoint, vocab_size, false);
                 text.inspect_err(|error| tracing::debug!(%error, "no text side")).ok()

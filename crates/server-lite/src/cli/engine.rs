@@ -25,12 +25,7 @@ pub(crate) struct Limit {
 }
 
 impl BudgetArgs {
-    /// The user's budget, or what the policy leaves of the lowest limit that the machine sets; `None` where neither says anything.
-    pub(crate) fn limit_bytes(self) -> Option<u64> {
-        self.limit(&Ceilings::detect()).bytes
-    }
-
-    /// The same of ceilings that were read already, with its source.
+    /// The user's budget, or what the policy leaves of the lowest limit that the machine sets, with its source.
     pub(crate) fn limit(self, ceilings: &Ceilings) -> Limit {
         if let Some(budget) = self.memory_budget {
             return Limit { bytes: Some(budget.bytes()), source: "--memory-budget".to_owned() };

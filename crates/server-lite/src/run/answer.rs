@@ -5,15 +5,21 @@ use super::{
     memdbg::MemoryDebug,
     report::{ChunkReport, Load, Memory, Prefill, Report, Speed},
 };
-use crate::{ALLOCATOR, cli::RunArgs, error::AppError, fetch::hex};
+use crate::{
+    ALLOCATOR,
+    cli::RunArgs,
+    error::{AppError, MachineShortfall, Place},
+    fetch::hex,
+    price::{ChunkPriced, Needs},
+};
 use plimsoll_kvcache::PrefixCache;
-use plimsoll_memguard::Profile;
 use plimsoll_models::{
     ExecError, LogitRows, Model, Session,
     sampler::{Sampler, StopMatcher},
     tokenizer::{Detokenizer, SkipSpecial, Tokenizer},
 };
-use plimsoll_prefill::{CancelToken, PrefillReport};
+use plimsoll_prefill::{CancelToken, Driver, MachineFull, PrefillReport};
+use plimsoll_program::Dims;
 use sha2::{Digest, Sha256};
 use std::{
     io::{self, Write},
@@ -45,20 +51,34 @@ pub(super) struct FirstLogits {
     pub(super) sha256: String,
 }
 
+/// How decode ended.
+struct Ended {
+    finish: &'static str,
+    /// Passes after the prompt's.
+    passes: usize,
+    /// Why there was no memory for the next token.
+    full: Option<Box<MachineShortfall>>,
+}
+
 impl Job<'_> {
     /// Reserves what the prompt and its answer need, at the model's prices.
-    pub(super) fn admit(&mut self, profile: &dyn Profile) -> Result<Admission, AppError> {
-        let needs = budget::needs(self.args, self.prompt.len(), self.model.architecture());
-        self.budget.admit(&needs, profile)
+    pub(super) fn admit(&mut self, profile: &dyn ChunkPriced) -> Result<Admission, AppError> {
+        self.budget.admit(&self.needs(), profile)
     }
 
-    /// Prefills, decodes and prints; returns the bytes of the run.
+    /// What the prompt wants.
+    pub(super) fn needs(&self) -> Needs {
+        budget::needs(self.args, self.prompt.len(), self.model.architecture())
+    }
+
+    /// Prefills, decodes and prints; returns the bytes of the run. Where the machine had no memory for the whole answer, what there is of it
+    /// is printed before the error.
     pub(super) fn answer<S: Session>(
         mut self,
         session: &mut S,
         mut admission: Admission,
         routes: Vec<String>,
-        profile: &dyn Profile,
+        profile: &dyn ChunkPriced,
     ) -> Result<Memory, AppError> {
         ALLOCATOR.restart_peak();
         let load = Load { seconds: self.started.elapsed().as_secs_f64() };
@@ -69,10 +89,12 @@ impl Job<'_> {
         };
         self.restore(session)?;
         let cached_tokens = session.len();
-        let (prefill, first) = self.prefill(session, &mut admission, profile, &mut debug)?;
+        let driver = Driver::new(self.driver_options(admission.max_chunk_rows));
+        let (prefill, first) = self.prefill(&driver, session, &mut admission, profile, &mut debug)?;
         let mut answer = Answer::new(self.tokenizer, self.continues, std::mem::take(&mut self.stops), self.args.json);
         let decode_start = Instant::now();
-        let (finish, passes) = self.decode(session, &first, admission.max_tokens, &mut answer)?;
+        let Ended { finish, passes, full } =
+            self.decode(&driver, session, &first, admission.max_tokens, profile, &mut answer)?;
         let decode_seconds = decode_start.elapsed().as_secs_f64();
         answer.finish()?;
         if let Some(debug) = &debug {
@@ -99,45 +121,64 @@ impl Job<'_> {
             serde_json::to_writer(&mut stdout, &report).map_err(io::Error::from).map_err(AppError::Stdout)?;
             writeln!(stdout).map_err(AppError::Stdout)?;
         }
-        Ok(memory)
+        full.map_or(Ok(memory), |full| Err(AppError::MachineFull(full)))
     }
 
     /// Generates up to `max_tokens`; says why it ended, and after how many passes.
     fn decode<S: Session>(
         &mut self,
+        driver: &Driver,
         session: &mut S,
         first: &FirstLogits,
         max_tokens: usize,
+        profile: &dyn ChunkPriced,
         answer: &mut Answer<'_>,
-    ) -> Result<(&'static str, usize), AppError> {
+    ) -> Result<Ended, AppError> {
         let mut passes = 0;
+        let ended = |finish, passes| Ok(Ended { finish, passes, full: None });
         if max_tokens == 0 {
-            return Ok(("length", passes));
+            return ended("length", passes);
         }
         self.sampler.observe_prompt(self.prompt);
         let mut token = self.sampler.sample(&first.values)?;
         loop {
             if self.tokenizer.is_some_and(|tokenizer| tokenizer.is_end(token)) {
-                return Ok(("stop", passes));
+                return ended("stop", passes);
             }
             answer.push(token)?;
             if answer.is_stopped() {
-                return Ok(("stop", passes));
+                return ended("stop", passes);
             }
             if answer.tokens.len() == max_tokens {
-                return Ok(("length", passes));
+                return ended("length", passes);
             }
             if self.cancel.is_cancelled() {
-                return Ok(("cancelled", passes));
+                return ended("cancelled", passes);
+            }
+            if let Err(full) = make_room(driver, session) {
+                let full = Some(Box::new(self.full_in_answer(session, full, answer.tokens.len(), profile)));
+                return Ok(Ended { finish: "memory", passes, full });
             }
             let logits = match session.extend(&[token], LogitRows::Last) {
                 Ok(logits) => logits,
-                Err(ExecError::Cancelled) => return Ok(("cancelled", passes)),
+                Err(ExecError::Cancelled) => return ended("cancelled", passes),
                 Err(error) => return Err(error.into()),
             };
             passes += 1;
             token = self.sampler.sample(logits.values)?;
         }
+    }
+
+    fn full_in_answer<S: Session>(
+        &self,
+        session: &S,
+        full: MachineFull,
+        tokens: usize,
+        profile: &dyn ChunkPriced,
+    ) -> MachineShortfall {
+        let MachineFull { needed_bytes, room, usage } = full;
+        let longest = self.longest_in(session, &room, session.len() + 1, profile);
+        MachineShortfall { place: Place::Answer { tokens }, needed_bytes, room: *room, usage: *usage, longest }
     }
 
     fn memory<S: Session>(&self, session: &S, admission: &Admission, prefill: &PrefillReport) -> Memory {
@@ -163,6 +204,17 @@ impl Job<'_> {
             resident_after_load_bytes: self.budget.resident_after_load_bytes,
         }
     }
+}
+
+/// Asks the machine when the next token begins a block of keys and values, and only then.
+fn make_room<S: Session>(driver: &Driver, session: &S) -> Result<(), MachineFull> {
+    let kv_bytes = session.kv_growth_bytes(1);
+    if kv_bytes == 0 {
+        return Ok(());
+    }
+    let pass = Dims { rows: 1, logit_rows: 1, kv_len: session.len() + 1 };
+    let wanted_bytes = session.transient_bytes(&pass).saturating_add(kv_bytes);
+    driver.make_room(wanted_bytes.saturating_sub(session.kept_bytes().unwrap_or(0))).map(|_| ())
 }
 
 /// The generated tokens and their text up to a stop string, printed as they come unless a report is wanted.

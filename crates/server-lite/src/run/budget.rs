@@ -3,28 +3,52 @@
 use super::memory_probe::ProcessProbe;
 use crate::{
     alloc,
-    cli::RunArgs,
-    error::{AppError, Longest, Shortfall},
-    price::{self, DEFAULT_MAX_TOKENS, MAX_CONTEXT_TOKENS, Needs, longest_that_fits},
+    cli::{RunArgs, SwitchArg},
+    error::{AppError, Bound, Longest, Shortfall},
+    price::{self, ChunkPriced, DEFAULT_MAX_TOKENS, MAX_CONTEXT_TOKENS, Needs, RUN_HEAP_BYTES, longest_that_fits},
 };
-use plimsoll_memguard::{Budget as Limit, Kind, Ledger, LinuxProbe, Probe, Profile, Reservation};
+use plimsoll_memguard::{
+    Budget as Limit, ByteSize, Ceilings, Kind, Ledger, LinuxProbe, Machine, Probe, Reservation, Room, RunsOn,
+    SystemMachine,
+};
 use plimsoll_models::arch::Architecture;
+use plimsoll_prefill::{last_reserve_bytes, usable_bytes};
 use std::sync::Arc;
 
-/// One ledger, and what is held of it for as long as the process runs.
+/// One byte of page tables maps so many bytes.
+const BYTES_PER_PAGE_TABLE_BYTE: u64 = 512;
+
+/// What reading a model's header, recording its program and starting threads take.
+const SETTING_OUT_BYTES: u64 = 1 << 20;
+
+/// One ledger, the machine under it, and what is held of them for as long as the process runs.
 pub(super) struct Budget {
     pub(super) ledger: Ledger,
     pub(super) probe: Arc<dyn Probe>,
+    /// What tells the room that is left; `None` looks at the ledger alone.
+    pub(super) machine: Option<Arc<dyn Machine>>,
     /// What the system counted as resident after load, file pages included; `None` where it does not tell.
     pub(super) resident_after_load_bytes: Option<u64>,
     /// Of the footprint after load, what is no live allocation: stacks, data of the program, the allocator's own.
     pub(super) unallocated_bytes: u64,
+    /// What is reserved for good and was not touched yet: the machine still counts it as free.
+    untouched_bytes: u64,
     held: Vec<Reservation>,
+}
+
+/// What more may be taken at one moment: the less of what budget and machine have.
+#[derive(Debug, Clone)]
+struct Left {
+    bytes: u64,
+    /// The machine's, if it is the one that has less.
+    room: Option<Room>,
 }
 
 /// What a prompt and its answer were promised.
 pub(super) struct Admission {
     pub(super) max_tokens: usize,
+    /// No chunk may have more rows: layers with a window were paid for so.
+    pub(super) max_chunk_rows: usize,
     pub(super) kv_bytes: u64,
     /// Pays for the smallest chunk and for every decode step.
     pub(super) transient: Reservation,
@@ -45,13 +69,29 @@ impl Admission {
 }
 
 impl Budget {
+    /// The budget of the arguments on this machine. With the guard off nothing bounds the run.
+    pub(super) fn of(args: &RunArgs) -> Self {
+        if args.guard == SwitchArg::Off {
+            return Self::new(None, None);
+        }
+        let ceilings = Ceilings::detect().binding(RunsOn::Cpu);
+        let given_bytes = args.budget.memory_budget.map(ByteSize::bytes);
+        if let Some(warning) = warning(given_bytes, &ceilings) {
+            tracing::warn!("{warning}");
+        }
+        let machine = SystemMachine { runs_on: RunsOn::Cpu };
+        Self::new(args.budget.limit(&ceilings).bytes, Some(Arc::new(machine)))
+    }
+
     /// A budget of so many bytes; `None`: without a limit.
-    pub(super) fn new(limit_bytes: Option<u64>) -> Self {
+    fn new(limit_bytes: Option<u64>, machine: Option<Arc<dyn Machine>>) -> Self {
         Self {
             ledger: Ledger::new(limit_bytes.map_or(Limit::Unlimited, Limit::Bytes)),
             probe: Arc::new(ProcessProbe::new()),
+            machine,
             resident_after_load_bytes: None,
             unallocated_bytes: 0,
+            untouched_bytes: 0,
             held: Vec::new(),
         }
     }
@@ -63,86 +103,148 @@ impl Budget {
         }
     }
 
+    /// Refuses a machine that has no room even for a model's header. The budget pays for it once it is measured.
+    pub(super) fn set_out(&self) -> Result<(), AppError> {
+        let left = self.left();
+        match &left.room {
+            Some(_) if left.bytes < SETTING_OUT_BYTES => {
+                Err(self.shortfall_of(&left, "reading the model", SETTING_OUT_BYTES, Longest::Unknown))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Reserves the weights, before they are read.
     pub(super) fn reserve_weights(&mut self, bytes: u64) -> Result<(), AppError> {
-        self.hold(Kind::Weights, bytes, "loading the weights")
+        let weights = self.reserve(Kind::Weights, bytes, LOADING, Longest::Nothing)?;
+        self.held.push(weights);
+        self.untouched_bytes = bytes;
+        Ok(())
+    }
+
+    /// Reserves, for as long as the weights are read, what is resident beside them already and what reading them takes. Asks the machine once
+    /// more: what was read since the weights were reserved is resident by now.
+    pub(super) fn reserve_loading(&self, threads: usize, quantizes: bool) -> Result<Reservation, AppError> {
+        let resident_bytes = self.resident_bytes();
+        let bytes = price::loading_bytes(resident_bytes, threads, quantizes);
+        let left = self.left();
+        let refused = |left: &Left| self.shortfall_of(left, LOADING, bytes, Longest::Nothing);
+        if left.room.is_some() && bytes.saturating_sub(resident_bytes) > left.bytes {
+            return Err(self.shortfall_of(&left, LOADING, bytes - resident_bytes, Longest::Nothing));
+        }
+        self.ledger.reserve(Kind::Overhead, bytes).map_err(|_| refused(&Left { room: None, ..left }))
     }
 
     /// Measures what is resident beside the weights and reserves it, with what the run's own heap will take.
     pub(super) fn measure_overhead(&mut self, weights_bytes: u64, sampling_bytes: u64) -> Result<(), AppError> {
         // What loading has freed is not held: without this, the next allocations would be paid for twice.
         alloc::trim();
-        let sample = self.probe.sample();
-        // Once, and exactly.
-        let memory = LinuxProbe::new().memory();
-        let live = sample.live.unwrap_or(0);
-        let resident = memory.footprint_bytes().or(sample.footprint).unwrap_or(0).max(live);
+        let live = self.probe.sample().live.unwrap_or(0);
+        let resident = self.resident_bytes().max(live);
         self.unallocated_bytes = resident - live;
-        self.resident_after_load_bytes = memory.rss_bytes;
+        self.resident_after_load_bytes = LinuxProbe::new().memory().rss_bytes;
         let overhead_bytes = price::overhead_bytes(resident, weights_bytes, sampling_bytes);
-        self.hold(Kind::Overhead, overhead_bytes, "what is resident after load")
+        self.untouched_bytes = RUN_HEAP_BYTES.saturating_add(sampling_bytes);
+        // The machine has given most of it already.
+        let overhead = self.ledger.reserve(Kind::Overhead, overhead_bytes);
+        let short = || {
+            let left = Left { room: None, ..self.left() };
+            self.shortfall_of(&left, "what is resident after load", overhead_bytes, Longest::Nothing)
+        };
+        self.held.push(overhead.map_err(|_| short())?);
+        Ok(())
     }
 
-    fn hold(&mut self, kind: Kind, bytes: u64, what: &'static str) -> Result<(), AppError> {
-        match self.ledger.reserve(kind, bytes) {
-            Ok(reservation) => {
-                self.held.push(reservation);
-                Ok(())
-            }
-            Err(_) => Err(self.shortfall(what, bytes, Longest::Nothing)),
-        }
+    /// What the process has now beside file pages, exactly; the reading takes some milliseconds.
+    fn resident_bytes(&self) -> u64 {
+        let exact = LinuxProbe::new().memory().footprint_bytes();
+        exact.or_else(|| self.probe.sample().footprint).unwrap_or(0)
     }
 
     /// Reserves bytes for as long as the caller keeps the reservation.
     pub(super) fn borrow(&self, kind: Kind, bytes: u64, what: &'static str) -> Result<Reservation, AppError> {
-        self.ledger.reserve(kind, bytes).map_err(|_| self.shortfall(what, bytes, Longest::Unknown))
+        self.reserve(kind, bytes, what, Longest::Unknown)
     }
 
-    /// What is not reserved yet; `None` without a limit.
+    /// Reserves bytes that both the budget and the machine have.
+    fn reserve(&self, kind: Kind, bytes: u64, what: &'static str, longest: Longest) -> Result<Reservation, AppError> {
+        let left = self.left();
+        if bytes > 0 && bytes > left.bytes {
+            return Err(self.shortfall_of(&left, what, bytes, longest));
+        }
+        self.ledger.reserve(kind, bytes).map_err(|_| self.shortfall_of(&left, what, bytes, longest))
+    }
+
+    /// What more may be taken now; `None` without a limit.
     pub(super) fn free_bytes(&self) -> Option<u64> {
-        self.ledger.usage().free_bytes()
+        Some(self.left().bytes).filter(|&bytes| bytes < u64::MAX)
+    }
+
+    /// What budget and machine have left, whichever is less.
+    fn left(&self) -> Left {
+        let of_budget = self.ledger.usage().free_bytes().unwrap_or(u64::MAX);
+        match self.machine.as_ref().and_then(|machine| machine.room()) {
+            Some(room) if self.left_in(&room, 0) < of_budget => {
+                Left { bytes: self.left_in(&room, 0), room: Some(room) }
+            }
+            _ => Left { bytes: of_budget, room: None },
+        }
+    }
+
+    /// What of `room` is there for more than what is promised, page tables taken off, once `returned_bytes` are given back.
+    fn left_in(&self, room: &Room, returned_bytes: u64) -> u64 {
+        let usable_bytes = usable_bytes(room).saturating_add(returned_bytes);
+        usable_bytes.saturating_sub(usable_bytes / BYTES_PER_PAGE_TABLE_BYTE).saturating_sub(self.untouched_bytes)
     }
 
     pub(super) fn shortfall(&self, what: &'static str, bytes: u64, longest: Longest) -> AppError {
-        AppError::DoesNotFit(Box::new(Shortfall {
-            what,
-            needed_bytes: self.ledger.usage().reserved_bytes().saturating_add(bytes),
-            budget_bytes: self.budget_bytes().unwrap_or(u64::MAX),
-            longest,
-        }))
+        self.shortfall_of(&self.left(), what, bytes, longest)
+    }
+
+    fn shortfall_of(&self, left: &Left, what: &'static str, bytes: u64, longest: Longest) -> AppError {
+        let (needed_bytes, bound) = match &left.room {
+            None => {
+                let needed_bytes = self.ledger.usage().reserved_bytes().saturating_add(bytes);
+                (needed_bytes, Bound::Budget { bytes: self.budget_bytes().unwrap_or(u64::MAX) })
+            }
+            Some(room) => {
+                let bytes = bytes.saturating_add(self.untouched_bytes);
+                let tables_bytes = bytes.div_ceil(BYTES_PER_PAGE_TABLE_BYTE);
+                let needed_bytes = bytes.saturating_add(tables_bytes).saturating_add(last_reserve_bytes(room));
+                (needed_bytes, Bound::Machine(room.clone()))
+            }
+        };
+        AppError::DoesNotFit(Box::new(Shortfall { what, needed_bytes, bound, longest }))
     }
 
     /// Refuses what can never fit: the prompt with the shortest answer that was asked for.
-    pub(super) fn refuse_if_too_long(&self, needs: &Needs, profile: &dyn Profile) -> Result<(), AppError> {
+    pub(super) fn refuse_if_too_long(&self, needs: &Needs, profile: &dyn ChunkPriced) -> Result<(), AppError> {
+        self.refuse_past(&self.left(), needs, profile)
+    }
+
+    fn refuse_past(&self, left: &Left, needs: &Needs, profile: &dyn ChunkPriced) -> Result<(), AppError> {
         let at_least = needs.prompt_tokens.saturating_add(needs.max_tokens.unwrap_or(1));
         if at_least > MAX_CONTEXT_TOKENS {
             let message = format!("prompt and answer are {at_least} tokens, more than {MAX_CONTEXT_TOKENS}");
             return Err(AppError::Usage(message));
         }
-        let fits = |context| self.fits(needs, profile, context);
+        let fits = |context| fits(needs, profile, context, left.bytes);
         if fits(at_least) {
             return Ok(());
         }
-        let longest = longest_that_fits(at_least, fits);
-        Err(self.shortfall(
-            "the prompt with its answer",
-            needs.total(profile, at_least).unwrap_or(u64::MAX),
-            if longest > 0 { Longest::Tokens(longest) } else { Longest::Nothing },
-        ))
+        let needed_bytes = needs.total(profile, at_least).unwrap_or(u64::MAX);
+        Err(self.shortfall_of(left, PROMPT, needed_bytes, Longest::of(longest_that_fits(at_least, fits))))
     }
 
-    fn fits(&self, needs: &Needs, profile: &dyn Profile, context_tokens: usize) -> bool {
-        let free = self.free_bytes().unwrap_or(u64::MAX);
-        needs.total(profile, context_tokens).is_some_and(|bytes| bytes <= free)
-    }
-
-    /// Reserves keys and values for prompt and answer, and transients for the smallest chunk and for decoding.
-    pub(super) fn admit(&mut self, needs: &Needs, profile: &dyn Profile) -> Result<Admission, AppError> {
-        self.refuse_if_too_long(needs, profile)?;
+    /// Reserves keys and values for prompt and answer, and transients for the smallest chunk and for decoding: all that budget and machine must
+    /// have, by one reading of both.
+    pub(super) fn admit(&mut self, needs: &Needs, profile: &dyn ChunkPriced) -> Result<Admission, AppError> {
+        let left = self.left();
+        self.refuse_past(&left, needs, profile)?;
         let max_tokens = needs.max_tokens.unwrap_or_else(|| {
-            let left = needs.context_length.saturating_sub(needs.prompt_tokens).max(1);
-            let wanted = DEFAULT_MAX_TOKENS.min(left);
-            let fits = |context| self.fits(needs, profile, context);
+            let trained_tokens = needs.context_length.saturating_sub(needs.prompt_tokens).max(1);
+            let wanted = DEFAULT_MAX_TOKENS.min(trained_tokens);
+            let fits = |context| fits(needs, profile, context, left.bytes);
             longest_that_fits(needs.prompt_tokens + wanted, fits) - needs.prompt_tokens
         });
         let context = needs.prompt_tokens + max_tokens;
@@ -154,12 +256,66 @@ impl Budget {
         }
         // The last token of an answer is never fed back, but its place is cheap and the arithmetic plain.
         let context_tokens = context;
-        let kv_bytes = profile.kv_bytes(context_tokens);
-        let kv = self.borrow(Kind::Kv, kv_bytes, "the prompt with its answer")?;
+        let max_chunk_rows = needs.max_chunk_rows(profile, context_tokens, left.bytes);
+        let kv_bytes = profile.kv_bytes_in_chunks(context_tokens, max_chunk_rows);
+        let reserve = |kind, bytes, what| {
+            let left = Left { room: None, ..left.clone() };
+            self.ledger.reserve(kind, bytes).map_err(|_| self.shortfall_of(&left, what, bytes, Longest::Unknown))
+        };
+        let kv = reserve(Kind::Kv, kv_bytes, PROMPT)?;
         let transient_bytes = needs.smallest_transient(profile, context_tokens);
-        let transient = self.borrow(Kind::Transient, transient_bytes, "the smallest chunk")?;
-        Ok(Admission { max_tokens, kv_bytes, transient, kv: Some(kv), context_tokens })
+        let transient = reserve(Kind::Transient, transient_bytes, "the smallest chunk")?;
+        Ok(Admission { max_tokens, max_chunk_rows, kv_bytes, transient, kv: Some(kv), context_tokens })
     }
+
+    /// The longest context, less than `failed_tokens`, that admission would take in `room` once `held_bytes` of this run are given back.
+    pub(super) fn longest_in(
+        &self,
+        room: &Room,
+        held_bytes: u64,
+        needs: &Needs,
+        profile: &dyn ChunkPriced,
+        failed_tokens: usize,
+    ) -> Longest {
+        let free_bytes = self.left_in(room, held_bytes);
+        let fits = |context| fits(needs, profile, context, free_bytes);
+        Longest::of(longest_that_fits(failed_tokens.saturating_sub(1), fits))
+    }
+}
+
+/// What is refused where the weights do not fit.
+const LOADING: &str = "loading the weights";
+
+/// What is refused at admission.
+const PROMPT: &str = "the prompt with its answer";
+
+/// Whether `free_bytes` pay for a context, in chunks of the fewest rows.
+fn fits(needs: &Needs, profile: &dyn ChunkPriced, context_tokens: usize, free_bytes: u64) -> bool {
+    needs.total(profile, context_tokens).is_some_and(|bytes| bytes <= free_bytes)
+}
+
+/// What a user should know of a budget before the run, in a sentence; `None` if there is nothing.
+fn warning(given_bytes: Option<u64>, ceilings: &Ceilings) -> Option<String> {
+    let size = |bytes: u64| format!("{bytes} bytes ({})", ByteSize::new(bytes));
+    let Some(lowest) = ceilings.lowest_fixed() else {
+        return Some(match given_bytes {
+            Some(given) => {
+                format!(
+                    "no memory limit of this machine can be read: --memory-budget {} alone bounds the run",
+                    size(given)
+                )
+            }
+            None => {
+                "no memory limit of this machine can be read, and there is no --memory-budget: nothing bounds the run"
+                    .to_owned()
+            }
+        });
+    };
+    let given = given_bytes.filter(|&given| given > lowest.bytes)?;
+    let (given, lowest, source) = (size(given), size(lowest.bytes), &lowest.source);
+    Some(format!(
+        "--memory-budget {given} is more than this machine allows, {lowest} by {source}: what is left of that bounds the run"
+    ))
 }
 
 /// What a prompt of `prompt_tokens` wants with these arguments.
@@ -176,16 +332,18 @@ pub(super) fn needs(args: &RunArgs, prompt_tokens: usize, architecture: &Archite
 #[cfg(test)]
 mod tests {
     use super::*;
-    use plimsoll_memguard::{FixedProbe, Pass};
+    use plimsoll_memguard::{Ceiling, CeilingSource, FixedMachine, FixedProbe, Pass, Profile};
+    use plimsoll_prefill::LAST_RESERVE_BYTES;
 
     fn budget(bytes: u64) -> Budget {
-        Budget {
-            ledger: Ledger::new(Limit::Bytes(bytes)),
-            probe: Arc::new(FixedProbe::footprints([0])),
-            resident_after_load_bytes: None,
-            unallocated_bytes: 0,
-            held: Vec::new(),
-        }
+        Budget { probe: Arc::new(FixedProbe::footprints([0])), ..Budget::new(Some(bytes), None) }
+    }
+
+    /// A budget without a limit on a machine of 1 GiB with so much left beside what always stays free.
+    fn machine(usable_bytes: u64) -> Budget {
+        let ceiling_bytes = 1 << 30;
+        let used_bytes = ceiling_bytes - usable_bytes - LAST_RESERVE_BYTES;
+        Budget { machine: Some(Arc::new(FixedMachine::new(ceiling_bytes, [used_bytes]))), ..budget(u64::MAX) }
     }
 
     fn needs(prompt_tokens: usize, max_tokens: Option<usize>) -> Needs {
@@ -206,6 +364,12 @@ mod tests {
 
         fn transient_bytes(&self, pass: &Pass) -> u64 {
             100 * pass.rows as u64
+        }
+    }
+
+    impl ChunkPriced for Plain {
+        fn kv_bytes_in_chunks(&self, context_tokens: usize, _max_rows: usize) -> u64 {
+            self.kv_bytes(context_tokens)
         }
     }
 
@@ -236,5 +400,68 @@ mod tests {
         assert_eq!(budget.ledger.usage().reserved_bytes(), 2000 + 6400);
         drop(admission);
         assert_eq!(budget.ledger.usage().reserved_bytes(), 0);
+    }
+
+    #[test]
+    fn the_machine_is_asked_as_well_as_the_budget_and_the_less_of_both_counts() {
+        let refused = |mut budget: Budget| match budget.admit(&needs(100, Some(100)), &Plain) {
+            Err(AppError::DoesNotFit(shortfall)) => *shortfall,
+            other => panic!("{:?}", other.map(|admission| admission.max_tokens)),
+        };
+        // 150 tokens of context fit, and what page tables take.
+        let bytes = 6400 + 10 * 150;
+        let shortfall = refused(machine(bytes + bytes / 512 + 1));
+        assert_eq!(shortfall.longest, Longest::Tokens(150));
+        let Bound::Machine(room) = &shortfall.bound else { panic!("{shortfall:?}") };
+        assert!(shortfall.needed_bytes > room.left_bytes(), "{shortfall:?}");
+        assert_eq!(shortfall.needed_bytes, 6400 + 2000 + 17 + LAST_RESERVE_BYTES);
+
+        let both =
+            |budget_bytes, usable_bytes| Budget { machine: machine(usable_bytes).machine, ..budget(budget_bytes) };
+        assert_eq!(refused(both(bytes, 1 << 20)).bound, Bound::Budget { bytes });
+        assert!(both(1 << 20, 1 << 20).admit(&needs(100, Some(100)), &Plain).is_ok());
+        // An open answer takes what the machine has.
+        let open = machine(bytes + bytes / 512 + 1).admit(&needs(100, None), &Plain).unwrap();
+        assert_eq!(open.max_tokens, 50);
+    }
+
+    #[test]
+    fn what_is_promised_and_not_touched_yet_is_taken_off_the_machine() {
+        let mut budget = machine(100 << 20);
+        budget.reserve_weights(60 << 20).unwrap();
+        let error = budget.borrow(Kind::Overhead, 50 << 20, "reading the tokenizer").unwrap_err();
+        let AppError::DoesNotFit(shortfall) = &error else { panic!("{error}") };
+        // Both, their page tables, and what stays free.
+        assert_eq!(shortfall.needed_bytes, (110 << 20) + (110 << 11) + LAST_RESERVE_BYTES);
+        assert!(error.to_string().contains("left of 1073741824 bytes (1024.0 MiB) (limit)"), "{error}");
+        assert!(budget.borrow(Kind::Overhead, 30 << 20, "reading the tokenizer").is_ok());
+        assert!(machine(50 << 20).reserve_weights(60 << 20).is_err());
+        assert!(machine(2 << 20).set_out().is_ok() && machine(1 << 20).set_out().is_err());
+    }
+
+    #[test]
+    fn the_longest_context_in_a_full_machine_is_one_that_admission_takes_and_less_than_what_failed() {
+        let budget = machine(10_000);
+        let room = budget.machine.as_ref().and_then(|machine| machine.room()).unwrap();
+        let longest = |held_bytes, failed| budget.longest_in(&room, held_bytes, &needs(1_000, Some(1)), &Plain, failed);
+        let Longest::Tokens(tokens) = longest(2_000, 900) else { panic!("{:?}", longest(2_000, 900)) };
+        assert!(machine(12_100).admit(&needs(tokens - 1, Some(1)), &Plain).is_ok(), "{tokens}");
+        assert_eq!(longest(1 << 20, 900), Longest::Tokens(899));
+        assert_eq!((longest(0, 1), longest(0, 0)), (Longest::Nothing, Longest::Nothing));
+    }
+
+    #[test]
+    fn a_budget_above_the_machine_and_a_machine_that_says_nothing_are_told() {
+        let ceilings =
+            Ceilings::default().with(Ceiling { source: CeilingSource::Ram, bytes: 8 << 30, used_bytes: None });
+        assert_eq!(warning(Some(8 << 30), &ceilings), None);
+        assert_eq!(warning(None, &ceilings), None);
+        let above = warning(Some(9 << 30), &ceilings).unwrap();
+        assert!(above.contains("9663676416 bytes (9 GiB)") && above.contains("8589934592 bytes (8 GiB)"), "{above}");
+        assert!(above.contains("RAM of the machine"), "{above}");
+        for (given, part) in [(None, "nothing bounds the run"), (Some(9 << 30), "9663676416 bytes (9 GiB) alone")] {
+            let nothing = warning(given, &Ceilings::default()).unwrap();
+            assert!(nothing.contains("no memory limit") && nothing.contains(part), "{nothing}");
+        }
     }
 }

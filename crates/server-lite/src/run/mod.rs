@@ -16,7 +16,7 @@ mod trace;
 pub(crate) use text::{loading_bytes, read_text};
 
 use crate::{
-    cli::{DeviceArg, RunArgs, SwitchArg},
+    cli::{DeviceArg, RunArgs},
     error::AppError,
     fetch::Sources,
     interrupt::interruptible,
@@ -25,8 +25,9 @@ use crate::{
 use answer::Job;
 use budget::Budget;
 use plimsoll_kvcache::Sequence;
+use plimsoll_memguard::Kind;
 use plimsoll_models::{
-    Checkpoint, CpuExecutor, CpuProfile, CpuSession, ExecError, LoadPlan, Model, ModelError, StepObserver,
+    Checkpoint, CpuExecutor, CpuProfile, CpuSession, CpuSettings, ExecError, LoadPlan, Model, ModelError, StepObserver,
     sampler::{Sampler, StopMatcher},
 };
 use plimsoll_prefill::CancelToken;
@@ -45,10 +46,8 @@ pub(crate) fn run(args: &RunArgs, sources: &Sources, cancel: &CancelToken) -> Re
     if args.engine.device == DeviceArg::Metal {
         return Err(AppError::NoMetal);
     }
-    let mut budget = match args.guard {
-        SwitchArg::On => Budget::new(args.budget.limit_bytes()),
-        SwitchArg::Off => Budget::new(None),
-    };
+    let mut budget = Budget::of(args);
+    budget.set_out()?;
     let given = prompt::read(args, &budget, cancel)?;
 
     let path = sources.resolve(&args.model, cancel)?;
@@ -57,7 +56,9 @@ pub(crate) fn run(args: &RunArgs, sources: &Sources, cancel: &CancelToken) -> Re
         return Err(AppError::ModelFolder { path });
     }
     let model_fault = |source| AppError::Model { path: path.clone(), source: Box::new(source) };
+    let settings_read = budget.borrow(Kind::Overhead, text::settings_bytes(&path), "reading the model's settings")?;
     let checkpoint = Checkpoint::open(&path).map_err(model_fault)?;
+    drop(settings_read);
     let plan = LoadPlan::with_options(&checkpoint, &settings::loading(&args.engine)).map_err(model_fault)?;
     sampler.params().check_vocabulary(plan.architecture().dimensions.vocab_size)?;
     prefix::check_limit(args, &settings.kv_spec(plan.architecture()))?;
@@ -77,9 +78,11 @@ pub(crate) fn run(args: &RunArgs, sources: &Sources, cancel: &CancelToken) -> Re
     }
     let (prompt, text) = prompt::to_ids(given, text, args.raw, vocab_size, &budget, cancel)?;
     synthetic::check(args, prompt.len())?;
+    let loading = budget.reserve_loading(settings.threads, args.engine.quantize.is_some())?;
     // What is mapped of its files ends with the load: from there on only the packed weights are resident.
     let loaded = interruptible(cancel, "loading the weights", move || load(plan, &checkpoint, settings.threads))??;
     let model = Arc::new(loaded.map_err(model_fault)?);
+    drop(loading);
     // Its threads are there before the measurement: their stacks are overhead too.
     let executor = CpuExecutor::new(Arc::clone(&model), settings)?.with_cancel(cancel.clone());
     budget.measure_overhead(model.weights_bytes(), price::sampling_bytes(sampler.params(), vocab_size))?;
@@ -126,9 +129,10 @@ fn on_cpu<O: StepObserver>(
     observer: O,
 ) -> Result<(CpuSession<O>, report::Memory), AppError> {
     let (model, settings) = (Arc::clone(job.model), executor.settings());
-    let spec = settings.kv_spec(model.architecture());
     let profile = CpuProfile::of_model(&model, settings);
     let mut admission = job.admit(&profile)?;
+    let settings = CpuSettings { max_chunk_rows: Some(admission.max_chunk_rows), ..settings };
+    let spec = settings.kv_spec(model.architecture());
     let kv = admission.take_kv();
     let kv_fault = |source| ExecError::Kv { layer: 0, source };
     let mut sequence = Sequence::new(&spec, admission.context_tokens(), kv).map_err(kv_fault)?;

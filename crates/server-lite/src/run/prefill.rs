@@ -2,31 +2,30 @@
 
 use super::{
     answer::{FirstLogits, Job, sha256_of},
-    budget::{Admission, needs},
+    budget::Admission,
     memdbg::MemoryDebug,
 };
 use crate::{
     alloc,
     cli::{ChunkArg, SwitchArg},
-    error::{AppError, Longest, MachineShortfall},
+    error::{AppError, Longest, MachineShortfall, Place},
     logits::LogitsFile,
-    price::{RUN_HEAP_BYTES, longest_that_fits},
+    price::{ChunkPriced, RUN_HEAP_BYTES},
     progress,
 };
-use plimsoll_memguard::{Profile, Room, SystemMachine};
+use plimsoll_memguard::Room;
 use plimsoll_models::{ExecError, LogitRows, PromptTarget, Session};
-use plimsoll_prefill::{
-    ChunkSize, Drain, Driver, DriverOptions, LAST_RESERVE_BYTES, Outcome, PrefillError, PrefillReport, StepError,
-};
-use std::{ops::Range, sync::Arc};
+use plimsoll_prefill::{ChunkSize, Drain, Driver, DriverOptions, Outcome, PrefillError, PrefillReport, StepError};
+use std::{num::NonZeroUsize, ops::Range, sync::Arc};
 
 impl Job<'_> {
     /// Runs the prompt through `session`; its report, and the logits that decode starts from.
     pub(super) fn prefill<S: Session>(
         &self,
+        driver: &Driver,
         session: &mut S,
         admission: &mut Admission,
-        profile: &dyn Profile,
+        profile: &dyn ChunkPriced,
         memory_debug: &mut Option<MemoryDebug<'_>>,
     ) -> Result<(PrefillReport, FirstLogits), AppError> {
         let vocab_size = self.model.architecture().dimensions.vocab_size;
@@ -48,7 +47,6 @@ impl Job<'_> {
                 first.values.extend_from_slice(&logits[logits.len() - vocab_size..]);
             }
         };
-        let driver = Driver::new(self.driver_options());
         let bar = progress::Prefill::new(cached, total);
         let mut target = PromptTarget::new(session, self.prompt, rows, &mut sink);
         if let Some(cache) = &self.cache {
@@ -76,9 +74,9 @@ impl Job<'_> {
                 return Err(self.budget.shortfall("a prefill chunk", planned_bytes, Longest::Unknown));
             }
             Err(PrefillError { source: StepError::Pressure { start, rows, needed_bytes, room, usage }, .. }) => {
-                let longest = self.longest_in(session, &room, profile);
-                let (room, usage) = (*room, *usage);
-                let shortfall = MachineShortfall { done: start, total, rows, needed_bytes, room, usage, longest };
+                let longest = self.longest_in(session, &room, start + rows, profile);
+                let (room, usage, place) = (*room, *usage, Place::Prompt { done: start, total, rows });
+                let shortfall = MachineShortfall { place, needed_bytes, room, usage, longest };
                 return Err(AppError::MachineFull(Box::new(shortfall)));
             }
             Err(error) => return Err(AppError::Prefill(error.to_string())),
@@ -91,10 +89,12 @@ impl Job<'_> {
         Ok((report, first))
     }
 
-    fn driver_options(&self) -> DriverOptions {
+    /// What keeps this run inside of budget and machine, in prefill and in decode.
+    pub(super) fn driver_options(&self, max_chunk_rows: usize) -> DriverOptions {
         let mut options = DriverOptions::new(self.budget.ledger.clone());
         options.chunk = match self.args.chunk {
-            ChunkArg::Auto => ChunkSize::default(),
+            ChunkArg::Auto => NonZeroUsize::new(max_chunk_rows)
+                .map_or_else(ChunkSize::default, |max_rows| ChunkSize::Auto { max_rows }),
             ChunkArg::Rows(rows) => ChunkSize::Fixed(rows),
         };
         options.probe = Some(Arc::clone(&self.budget.probe));
@@ -104,22 +104,21 @@ impl Job<'_> {
             SwitchArg::On => options.trim = Some(Arc::new(alloc::trim)),
             SwitchArg::Off => options.drain = Drain::Never,
         }
-        match self.args.guard {
-            SwitchArg::On => options.guard.machine = Some(Arc::new(SystemMachine::default())),
-            SwitchArg::Off => options.guard.tracks = false,
-        }
+        options.guard.machine.clone_from(&self.budget.machine);
+        options.guard.tracks = self.args.guard == SwitchArg::On;
         options
     }
 
-    /// Longest context, prompt and answer together, that fits what `room` leaves beside what the session gives back at its end.
-    fn longest_in<S: Session>(&self, session: &S, room: &Room, profile: &dyn Profile) -> Longest {
-        let needs = needs(self.args, self.prompt.len(), self.model.architecture());
+    /// Longest context, prompt and answer together, that a run in `room` would be admitted with once this one has given back what it holds: less
+    /// than `failed_tokens`, for which there was no memory.
+    pub(super) fn longest_in<S: Session>(
+        &self,
+        session: &S,
+        room: &Room,
+        failed_tokens: usize,
+        profile: &dyn ChunkPriced,
+    ) -> Longest {
         let held_bytes = session.kv_bytes().saturating_add(session.kept_bytes().unwrap_or(0));
-        let free_bytes = room.left_bytes().saturating_sub(LAST_RESERVE_BYTES).saturating_add(held_bytes);
-        let fits = |context| needs.total(profile, context).is_some_and(|bytes| bytes <= free_bytes);
-        match longest_that_fits(self.prompt.len(), fits) {
-            0 => Longest::Nothing,
-            tokens => Longest::Tokens(tokens),
-        }
+        self.budget.longest_in(room, held_bytes, &self.needs(), profile, failed_tokens)
     }
 }

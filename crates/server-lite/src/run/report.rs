@@ -10,7 +10,7 @@ pub(super) struct Report {
     pub(super) prompt_tokens: usize,
     pub(super) tokens: Vec<u32>,
     pub(super) text: String,
-    /// `stop`, `length`, or `cancelled`.
+    /// `stop`, `length`, `cancelled`, or `memory`: the machine was full.
     pub(super) finish_reason: &'static str,
     /// SHA-256 of the last prompt row's logits, little-endian f32.
     pub(super) first_logits_sha256: String,

@@ -328,3 +328,27 @@ fn a_policy_leaves_more_or_less_of_the_same_machine() {
     // Where the machine says nothing there is no budget at all.
     assert!(found.iter().all(Option::is_none) || found.is_sorted(), "{found:?}");
 }
+
+#[test]
+fn an_automatic_run_needs_no_more_than_chunks_of_64_rows() {
+    // Four layers of five have a window: in chunks of 512 rows they hold eight blocks more.
+    let Some(golden) = golden("tiny-gemma3") else { return };
+    let folder = Folder::new();
+    let tokens = 2_000;
+    let ids: Vec<u32> = golden.ids.iter().copied().cycle().take(tokens).collect();
+    let smallest = |more: &[&str]| {
+        let answer = estimate(&golden.model, tokens, 1, &[&["--json", "--threads", "1"], more].concat()).json();
+        number(&answer["smallest_budget_bytes"])
+    };
+    let budget_bytes = smallest(&[]);
+    assert_eq!(budget_bytes, smallest(&["--chunk", "64"]));
+    assert!(smallest(&["--chunk", "512"]) > budget_bytes);
+    let run = |budget: &str| {
+        let more = ["--json", "-n", "1", "--threads", "1", "--memory-budget", budget];
+        run_ids(&folder, &golden.model, &ids, &more).json()
+    };
+    let (least, most) = (run(&budget_bytes.to_string()), run("1GiB"));
+    assert_eq!(least["first_logits_sha256"], most["first_logits_sha256"]);
+    assert!(number(&least["memory"]["planned_peak_bytes"]) <= budget_bytes, "{}", least["memory"]);
+    assert!(number(&least["memory"]["kv_bytes"]) <= number(&most["memory"]["kv_bytes"]));
+}

@@ -7,9 +7,10 @@ use crate::{Ran, plimsoll};
 use plimsoll_memguard::ProcessMemory;
 use std::{
     env, fs,
+    io::Read as _,
     os::unix::process::ExitStatusExt as _,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
     sync::atomic::{AtomicUsize, Ordering},
     thread,
     time::Duration,
@@ -133,6 +134,11 @@ impl Group {
 
     /// Runs `command` inside of the group.
     pub(super) fn watch(&self, command: &Command) -> Watched {
+        watch(self.inside(command))
+    }
+
+    /// `command`, to be run inside of the group.
+    pub(super) fn inside(&self, command: &Command) -> Command {
         let mut inside = Command::new("sh");
         inside.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(self.folder.join("cgroup.procs"));
         inside.arg(command.get_program()).args(command.get_args()).stdin(Stdio::null());
@@ -142,7 +148,25 @@ impl Group {
                 None => inside.env_remove(name),
             };
         }
-        watch(inside)
+        inside
+    }
+
+    /// Has another process of the group take memory until no more than `left_bytes` of the limit are left.
+    pub(super) fn fill(&self, limit_bytes: u64, left_bytes: u64) -> Hog {
+        let bytes = limit_bytes.checked_sub(self.anonymous_bytes() + left_bytes).expect("there is that much left");
+        let mut command = Command::new("dd");
+        command.args(["if=/dev/zero", &format!("bs={bytes}"), "count=1"]).stderr(Stdio::null());
+        let mut child = self.inside(&command).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        // Its buffer is full once some of it comes out; nobody takes the rest.
+        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        Hog(child)
+    }
+
+    /// What the group's processes hold beside file pages.
+    fn anonymous_bytes(&self) -> u64 {
+        let text = fs::read_to_string(self.folder.join("memory.stat")).unwrap();
+        let value = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+        value("total_rss ").or_else(|| value("anon ")).unwrap()
     }
 
     /// Processes of the group that the kernel has killed for want of memory.
@@ -150,6 +174,22 @@ impl Group {
         let text = fs::read_to_string(self.folder.join(self.events)).unwrap();
         text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.parse().ok()).unwrap()
     }
+}
+
+/// A process that holds memory until the value is dropped.
+pub(super) struct Hog(Child);
+
+impl Drop for Hog {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Sends a signal to a process that this test started.
+#[track_caller]
+pub(super) fn signal(child: &Child, name: &str) {
+    assert!(Command::new("kill").args([name, &child.id().to_string()]).status().unwrap().success());
 }
 
 impl Drop for Group {
