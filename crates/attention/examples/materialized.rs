@@ -4,38 +4,15 @@
 //!
 //! Heads as in Gemma 3 (4 on 1, `head_dim` 256), f32. Bytes are the most that a call holds beyond its arguments and its result, by a
 //! counting allocator; seconds are the least of several runs that take turns.
-#![expect(unsafe_code, reason = "an allocator that counts")]
 #![expect(clippy::print_stdout, reason = "a program's output")]
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
+#[path = "../tests/counting/mod.rs"]
+mod counting;
+
 use std::time::Instant;
 
 use candle_core::{D, DType, Device, Result, Tensor};
 use plimsoll_attention::{CausalAttention, Isa};
-
-struct Counting;
-
-static LIVE: AtomicUsize = AtomicUsize::new(0);
-static PEAK: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: the system's allocator does the work.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let live = LIVE.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
-        PEAK.fetch_max(live, Ordering::Relaxed);
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 const HEADS: usize = 4;
 const HEAD_DIM: usize = 256;
@@ -75,12 +52,10 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let mut found = [(0, f64::INFINITY); 2];
     for _ in 0..5 {
         for ((_, run), (bytes, seconds)) in ways.iter().zip(&mut found) {
-            let before = LIVE.load(Ordering::Relaxed);
-            PEAK.store(before, Ordering::Relaxed);
             let begin = Instant::now();
-            let out = run()?;
+            let (out, held_bytes) = counting::held_bytes(run);
             *seconds = begin.elapsed().as_secs_f64().min(*seconds);
-            *bytes = PEAK.load(Ordering::Relaxed) - before - out.elem_count() * size_of::<f32>();
+            *bytes = held_bytes - out?.elem_count() * size_of::<f32>();
         }
     }
     println!("{rows} rows at {kv_len} keys, {threads} threads, largest difference {worst:.1e}\n");

@@ -1,36 +1,11 @@
 //! What the candle API allocates, by a counting allocator: within `workspace_bytes`, at every `kv_len`.
 #![cfg(feature = "candle")]
-#![expect(unsafe_code, reason = "an allocator that counts")]
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
+mod counting;
 
 use candle_core::{DType, Device, Tensor};
 use plimsoll_attention::{AttnShape, CausalAttention, Isa, KvDtype, TensorRoute};
-
-struct Counting;
-
-static LIVE: AtomicUsize = AtomicUsize::new(0);
-static PEAK: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: the system's allocator does the work.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let live = LIVE.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
-        PEAK.fetch_max(live, Ordering::Relaxed);
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 /// What candle's product packs its operands into, on every thread it uses, and what it leaves to the shapes' own vectors.
 const PRODUCT_BYTES: u64 = 4 << 20;
@@ -44,10 +19,7 @@ fn measured(route: TensorRoute, shape: &AttnShape, q_dtype: DType) -> (u64, u64)
     let v = tensor(shape.kv_heads, shape.kv_len, shape.v_head_dim, DType::BF16);
     let run = || attention.forward(&q, &k, &v, shape.kv_len - shape.rows).unwrap();
     let result_bytes = (run().elem_count() * q_dtype.size_in_bytes()) as u64;
-    let before = LIVE.load(Ordering::Relaxed);
-    PEAK.store(before, Ordering::Relaxed);
-    drop(run());
-    let held = (PEAK.load(Ordering::Relaxed) - before) as u64;
+    let held = counting::held_bytes(|| drop(run())).1 as u64;
     (held.saturating_sub(result_bytes), attention.workspace_bytes(route, 1, shape, q_dtype))
 }
 
