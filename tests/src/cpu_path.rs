@@ -19,10 +19,8 @@ impl CpuPath {
     #[must_use]
     pub fn forced(detected: CpuSettings) -> Vec<Self> {
         let path = |isa: plimsoll_linear::Isa| {
-            let same = Isa::available().find(|attention| attention.name() == isa.name());
-            let attention_isa = same.unwrap_or(detected.attention_isa);
-            let settings = CpuSettings { linear_isa: isa, attention_isa, ..detected };
-            Self { name: isa.name().to_owned(), settings, slow: isa == plimsoll_linear::Isa::Scalar }
+            let slow = isa == plimsoll_linear::Isa::Scalar;
+            Self { name: isa.name().to_owned(), settings: detected.with_isa(isa), slow }
         };
         plimsoll_linear::Isa::available().map(path).collect()
     }

@@ -35,8 +35,8 @@ pub(crate) fn cpu(args: &EngineArgs, chunk_rows: Option<usize>) -> Result<CpuSet
         AttentionArg::Reference => RouteKind::Reference,
     });
     if let Some(isa) = args.cpu {
-        settings.linear_isa = isa.require().map_err(|error| AppError::Usage(format!("--cpu {isa}: {error}")))?;
-        settings.attention_isa = attention_isa(isa);
+        let isa = isa.require().map_err(|error| AppError::Usage(format!("--cpu {isa}: {error}")))?;
+        settings = settings.with_isa(isa);
     }
     tell_routes(args, &settings);
     Ok(settings)
@@ -65,24 +65,4 @@ pub(crate) fn loading(args: &EngineArgs) -> LoadOptions {
         QuantizeArg::Q8_0 => WeightType::Q8_0,
         QuantizeArg::Q4K => WeightType::Q4K,
     }))
-}
-
-/// The instruction set of attention's kernels that comes nearest: of the same name, or the best where they are written for fewer.
-fn attention_isa(isa: plimsoll_linear::Isa) -> plimsoll_attention::Isa {
-    let named = plimsoll_attention::Isa::available().find(|available| available.name() == isa.name());
-    named.unwrap_or_else(plimsoll_attention::Isa::detect)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn attention_follows_the_instruction_set_that_was_asked_for() {
-        assert_eq!(attention_isa(plimsoll_linear::Isa::Scalar), plimsoll_attention::Isa::Scalar);
-        for isa in plimsoll_linear::Isa::available() {
-            let found = attention_isa(isa);
-            assert!(plimsoll_attention::Isa::available().any(|available| available == found), "{isa}");
-        }
-    }
 }

@@ -50,6 +50,15 @@ impl CpuSettings {
         }
     }
 
+    /// The same on an instruction set of one's own choice: attention and activations take the one of the same name, or the best that there is
+    /// where their kernels are written for fewer.
+    #[must_use]
+    pub fn with_isa(self, isa: plimsoll_linear::Isa) -> Self {
+        let named = plimsoll_attention::Isa::available().find(|available| available.name() == isa.name());
+        let attention_isa = named.unwrap_or_else(plimsoll_attention::Isa::detect);
+        Self { linear_isa: isa, attention_isa, ..self }
+    }
+
     /// What a sequence of this model holds and costs with these settings.
     #[must_use]
     pub fn kv_spec(&self, architecture: &Architecture) -> KvSpec {
@@ -172,4 +181,24 @@ pub(crate) fn expert_shape(
 pub(crate) fn delta_shape(program: &Program, q: Slot, v: Slot, order: HeadOrder) -> DeltaShape {
     let (q, v) = (program.slot(q), program.slot(v));
     DeltaShape { key_heads: q.groups, head_dim: q.head_dim(), value_heads: v.groups, v_head_dim: v.head_dim(), order }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attention_follows_the_instruction_set_that_was_asked_for() {
+        let detected = CpuSettings::detect(1, KvDtype::F32);
+        for isa in plimsoll_linear::Isa::available() {
+            let settings = detected.with_isa(isa);
+            assert_eq!(settings.linear_isa, isa);
+            let mut available = plimsoll_attention::Isa::available();
+            match available.find(|attention| attention.name() == isa.name()) {
+                Some(same) => assert_eq!(settings.attention_isa, same),
+                None => assert_eq!(settings.attention_isa, detected.attention_isa, "{isa}"),
+            }
+        }
+        assert_eq!(detected.with_isa(plimsoll_linear::Isa::Scalar).attention_isa, plimsoll_attention::Isa::Scalar);
+    }
 }
