@@ -25,6 +25,7 @@ pub(crate) fn of(name: &str) -> Option<(Map<String, Value>, u64)> {
 mod tests {
     use super::*;
     use crate::fetch::MODELS;
+    use std::{fs, path::Path};
 
     #[test]
     fn every_packaged_model_is_known_beforehand() {
@@ -34,5 +35,25 @@ mod tests {
             assert!(weights_bytes < model.bytes, "{}", model.name);
         }
         assert!(of("another").is_none());
+    }
+
+    /// What the peers of `benches/peers` are built from has the same dimensions.
+    #[test]
+    fn the_models_of_the_benchmarks_are_those_that_are_known() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../benches/peers");
+        if !folder.is_dir() {
+            println!("NOT RUN: {} is missing (a packaged crate has no benchmarks)", folder.display());
+            return;
+        }
+        for facts in FACTS {
+            let (known, _) = of(facts.name).unwrap();
+            let path = folder.join(format!("{}.json", facts.name));
+            let peer: Map<String, Value> = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+            for (field, value) in known {
+                let found = &peer[&field];
+                let same = found == &value || found.is_f64() && found.as_f64() == value.as_f64();
+                assert!(same, "{}: {field} is {found}, known as {value}", facts.name);
+            }
+        }
     }
 }
