@@ -5,9 +5,10 @@ use std::str::FromStr;
 
 /// A number of bytes, parsed from and printed in binary units.
 ///
-/// Parses plain bytes (`1048576`) and `KiB`, `MiB`, `GiB`, `TiB` in any case, with an optional fraction and space (`1.5 GiB`;
+/// Parses plain bytes (`1048576`) and `KiB`, `MiB`, `GiB`, `TiB`, `PiB`, `EiB` in any case, with an optional fraction and space (`1.5 GiB`;
 /// a part of a byte is dropped). `GB` and `G` are refused: they mean two different numbers to different readers.
-/// Prints the largest unit that leaves at least one, with two decimals unless the value is whole: `4 GiB`, `1.50 MiB`.
+/// Prints the largest unit that leaves at least one, with two decimals unless the value is whole: `4 GiB`, `1.50 MiB`. Sums of
+/// bytes stay at the largest number where they would pass it: that one prints as `over 15 EiB`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ByteSize(u64);
 
@@ -19,7 +20,7 @@ pub struct ByteSizeError {
 }
 
 /// Largest first: printing takes the first that fits.
-const UNITS: [(&str, u32); 4] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
+const UNITS: [(&str, u32); 6] = [("EiB", 60), ("PiB", 50), ("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
 
 impl ByteSize {
     /// A size of `bytes` bytes.
@@ -57,6 +58,9 @@ impl FromStr for ByteSize {
 
 impl fmt::Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 == u64::MAX {
+            return f.write_str("over 15 EiB");
+        }
         let Some((unit, shift)) = UNITS.into_iter().find(|(_, shift)| self.0 >> shift > 0) else {
             return write!(f, "{} bytes", self.0);
         };
@@ -124,6 +128,7 @@ mod tests {
             ("512MiB", 512 << 20),
             ("4GiB", 4 << 30),
             (" 2 tib ", 2 << 40),
+            ("1.5 EiB", 3 << 59),
             ("1.5gib", 3 << 29),
             ("0.001KiB", 1),
         ] {
@@ -151,7 +156,9 @@ mod tests {
             (3 << 19, "1.50 MiB"),
             ((4 << 30) - 1, "3.99 GiB"),
             (4 << 30, "4 GiB"),
-            (u64::MAX, "16777215.99 TiB"),
+            (3 << 50, "3 PiB"),
+            (u64::MAX - 1, "15.99 EiB"),
+            (u64::MAX, "over 15 EiB"),
         ] {
             assert_eq!(ByteSize::new(value).to_string(), want);
         }
@@ -159,7 +166,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn printing_and_parsing_loses_under_a_hundredth_of_the_unit(value in any::<u64>()) {
+        fn printing_and_parsing_loses_under_a_hundredth_of_the_unit(value in 0..u64::MAX) {
             let printed = ByteSize::new(value).to_string();
             let back = bytes(printed.trim_end_matches(" bytes")).unwrap();
             prop_assert!(back <= value);

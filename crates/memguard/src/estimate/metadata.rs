@@ -1,5 +1,7 @@
 //! GGUF metadata under the names of `config.json`, so that one rule prices both.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Map, Value, json};
 
 use super::EstimateError;
@@ -17,6 +19,9 @@ pub trait Metadata {
 
     /// The length of an array of any type.
     fn array_len(&self, key: &str) -> Option<usize>;
+
+    /// The value of a key, whatever it is, as it may stand in a message: one line, and short. `None` if there is no such key.
+    fn shown(&self, key: &str) -> Option<String>;
 
     /// Whether the file has a tensor of that name.
     fn has_tensor(&self, name: &str) -> bool;
@@ -76,71 +81,148 @@ const FIELDS: [(&str, &str); 27] = [
     ("ssm.time_step_rank", "linear_num_value_heads"),
 ];
 
-/// The config that `metadata` amounts to.
-pub(super) fn to_config(metadata: &dyn Metadata) -> Result<Value, EstimateError> {
-    let architecture = metadata.text("general.architecture").ok_or(EstimateError::NoArchitecture)?;
-    let model_type = ARCHITECTURES.into_iter().find(|(name, _)| *name == architecture);
-    let model_type = model_type.map_or(architecture, |(_, model_type)| model_type);
-    let number = |key: &str| metadata.number(&format!("{architecture}.{key}"));
-    let numbers = |key: &str| metadata.numbers(&format!("{architecture}.{key}"));
+/// Keys in which 0 says "not set", as llama.cpp writes them.
+const UNSET_BY_ZERO: [&str; 5] =
+    ["attention.sliding_window", "attention.q_lora_rank", "attention.chunk_size", "expert_count", "expert_used_count"];
 
-    let mut config = Map::new();
-    config.insert("model_type".to_owned(), json!(model_type));
-    for (key, field) in FIELDS {
-        // Some files list a value per layer; the rules want the largest, and read the list where layers differ in kind.
-        let value = number(key).or_else(|| numbers(key)?.into_iter().max());
-        config.extend(value.map(|value| (field.to_owned(), json!(value))));
-    }
-    let vocab_size = number("vocab_size").or_else(|| metadata.array_len("tokenizer.ggml.tokens").map(|len| len as u64));
-    config.extend(vocab_size.map(|size| ("vocab_size".to_owned(), json!(size))));
-    config.insert("tie_word_embeddings".to_owned(), json!(!metadata.has_tensor("output.weight")));
-    if let Some(windowed) = numbers("attention.sliding_window_pattern") {
-        let name = |windowed| if windowed != 0 { "sliding_attention" } else { "full_attention" };
-        config.insert("layer_types".to_owned(), json!(windowed.into_iter().map(name).collect::<Vec<_>>()));
-    } else if let Some(pattern) = number("attention.sliding_window_pattern") {
-        config.insert("sliding_window_pattern".to_owned(), json!(pattern));
-    }
-    if let Some(state) = number("ssm.state_size") {
-        config.insert("linear_key_head_dim".to_owned(), json!(state));
-        if let (Some(inner), Some(heads @ 1..)) = (number("ssm.inner_size"), number("ssm.time_step_rank")) {
-            config.insert("linear_value_head_dim".to_owned(), json!(inner / heads));
-        }
-    }
-    if number("attention.kv_lora_rank").is_some() {
-        // Here `key_length` counts the latent form (one head); the `_mla` keys, where present, the expanded one.
-        let rope = number("rope.dimension_count");
-        let key = number("attention.key_length_mla").or_else(|| number("attention.key_length"));
-        let value = number("attention.value_length_mla").or_else(|| number("attention.value_length"));
-        config.extend(rope.map(|rope| ("qk_rope_head_dim".to_owned(), json!(rope))));
-        config.extend(value.map(|value| ("v_head_dim".to_owned(), json!(value))));
-        if let (Some(key), Some(rope)) = (key, rope) {
-            config.insert("qk_nope_head_dim".to_owned(), json!(key.saturating_sub(rope)));
-        }
-    }
-    match model_type {
-        "deepseek_v3" | "deepseek_v32" => rename(&mut config, "num_experts", "n_routed_experts"),
-        "gpt_oss" => {
-            rename(&mut config, "num_experts", "num_local_experts");
-            rename(&mut config, "moe_intermediate_size", "intermediate_size");
-        }
-        "llama4_text" => {
-            rename(&mut config, "num_experts", "num_local_experts");
-            rename(&mut config, "intermediate_size", "intermediate_size_mlp");
-            rename(&mut config, "moe_intermediate_size", "intermediate_size");
-        }
-        "gemma4_text" => {
-            // `key_length` is that of full layers; window layers have their own.
-            rename(&mut config, "head_dim", "global_head_dim");
-            let windowed = number("attention.key_length_swa");
-            config.extend(windowed.map(|dim| ("head_dim".to_owned(), json!(dim))));
-        }
-        _ => {}
-    }
-    Ok(Value::Object(config))
+/// A GGUF file in the words of `config.json`.
+pub(super) struct Translation {
+    pub(super) config: Value,
+    /// The file's key for each field.
+    keys: BTreeMap<String, String>,
 }
 
-fn rename(config: &mut Map<String, Value>, from: &str, to: &str) {
-    if let Some(value) = config.remove(from) {
-        config.insert(to.to_owned(), value);
+impl Translation {
+    /// The config that `metadata` amounts to.
+    pub(super) fn of(metadata: &dyn Metadata) -> Result<Self, EstimateError> {
+        let architecture = metadata.text("general.architecture").ok_or(EstimateError::NoArchitecture)?;
+        let model_type = ARCHITECTURES.into_iter().find(|(name, _)| *name == architecture);
+        let model_type = model_type.map_or(architecture, |(_, model_type)| model_type);
+        let mut translator = Translator { metadata, architecture, config: Map::new(), keys: BTreeMap::new() };
+        translator.config.insert("model_type".to_owned(), json!(model_type));
+        for (key, field) in FIELDS {
+            let value = translator.number(key)?.filter(|value| *value > 0 || !UNSET_BY_ZERO.contains(&key));
+            translator.set(field, key, value);
+        }
+        let vocab_size = translator.number("vocab_size")?;
+        let tokens = metadata.array_len("tokenizer.ggml.tokens").map(|len| len as u64);
+        translator.set("vocab_size", "vocab_size", vocab_size.or(tokens));
+        let tied = !metadata.has_tensor("output.weight");
+        translator.config.insert("tie_word_embeddings".to_owned(), json!(tied));
+        translator.windows()?;
+        translator.recurrence()?;
+        translator.latent()?;
+        translator.settle(model_type)?;
+        Ok(Self { config: Value::Object(translator.config), keys: translator.keys })
+    }
+
+    /// The error in the words of the file.
+    pub(super) fn in_keys(&self, error: EstimateError) -> EstimateError {
+        error.with_fields(|field| self.keys.get(field).map_or(field, String::as_str).to_owned())
+    }
+}
+
+struct Translator<'a> {
+    metadata: &'a dyn Metadata,
+    architecture: &'a str,
+    config: Map<String, Value>,
+    keys: BTreeMap<String, String>,
+}
+
+impl Translator<'_> {
+    fn key(&self, key: &str) -> String {
+        format!("{}.{key}", self.architecture)
+    }
+
+    /// A number. Some files list one for each layer: the rules want the largest, and read the list where layers differ in kind.
+    fn number(&self, key: &str) -> Result<Option<u64>, EstimateError> {
+        let key = self.key(key);
+        let found = self.metadata.number(&key).or_else(|| self.metadata.numbers(&key)?.into_iter().max());
+        match (found, self.metadata.shown(&key)) {
+            (None, Some(value)) => {
+                let expected = "a whole number, or one for each layer".to_owned();
+                Err(EstimateError::BadField { field: key, value, expected })
+            }
+            (found, _) => Ok(found),
+        }
+    }
+
+    /// Puts `value` under `field`; the key is remembered for messages even where there is no value.
+    fn set(&mut self, field: &str, key: &str, value: Option<u64>) {
+        self.keys.insert(field.to_owned(), self.key(key));
+        self.config.extend(value.map(|value| (field.to_owned(), json!(value))));
+    }
+
+    fn rename(&mut self, from: &str, to: &str) {
+        if let Some(value) = self.config.remove(from) {
+            self.config.insert(to.to_owned(), value);
+        }
+        if let Some(key) = self.keys.remove(from) {
+            self.keys.insert(to.to_owned(), key);
+        }
+    }
+
+    /// Which layers have a window: one flag for each, or a period.
+    fn windows(&mut self) -> Result<(), EstimateError> {
+        let key = "attention.sliding_window_pattern";
+        // A file without a window has none in any layer, whatever the pattern.
+        let has_window = self.config.contains_key("sliding_window");
+        let Some(windowed) = self.metadata.numbers(&self.key(key)) else {
+            let pattern = self.number(key)?;
+            self.set("sliding_window_pattern", key, pattern);
+            return Ok(());
+        };
+        self.keys.insert("layer_types".to_owned(), self.key(key));
+        let name = |windowed| if windowed != 0 && has_window { "sliding_attention" } else { "full_attention" };
+        self.config.insert("layer_types".to_owned(), json!(windowed.into_iter().map(name).collect::<Vec<_>>()));
+        Ok(())
+    }
+
+    fn recurrence(&mut self) -> Result<(), EstimateError> {
+        let (state, heads) = (self.number("ssm.state_size")?, self.number("ssm.time_step_rank")?);
+        self.set("linear_key_head_dim", "ssm.state_size", state);
+        let inner = self.number("ssm.inner_size")?;
+        let value_head_dim = state.and(inner).zip(heads.filter(|heads| *heads > 0)).map(|(inner, heads)| inner / heads);
+        self.set("linear_value_head_dim", "ssm.inner_size", value_head_dim);
+        Ok(())
+    }
+
+    /// Here `key_length` counts the latent form (one head); the `_mla` keys, where present, the expanded one.
+    fn latent(&mut self) -> Result<(), EstimateError> {
+        if self.number("attention.kv_lora_rank")?.is_none() {
+            return Ok(());
+        }
+        let rope = self.number("rope.dimension_count")?;
+        let key = self.number("attention.key_length_mla")?.or(self.number("attention.key_length")?);
+        let value = self.number("attention.value_length_mla")?.or(self.number("attention.value_length")?);
+        self.set("qk_rope_head_dim", "rope.dimension_count", rope);
+        self.set("v_head_dim", "attention.value_length", value);
+        let nope = key.zip(rope).map(|(key, rope)| key.saturating_sub(rope));
+        self.set("qk_nope_head_dim", "attention.key_length", nope);
+        Ok(())
+    }
+
+    /// What an architecture calls otherwise.
+    fn settle(&mut self, model_type: &str) -> Result<(), EstimateError> {
+        match model_type {
+            "deepseek_v3" | "deepseek_v32" => self.rename("num_experts", "n_routed_experts"),
+            "gpt_oss" => {
+                self.rename("num_experts", "num_local_experts");
+                self.rename("moe_intermediate_size", "intermediate_size");
+            }
+            "llama4_text" => {
+                self.rename("num_experts", "num_local_experts");
+                self.rename("intermediate_size", "intermediate_size_mlp");
+                self.rename("moe_intermediate_size", "intermediate_size");
+            }
+            "gemma4_text" => {
+                // `key_length` is that of full layers; window layers have their own.
+                self.rename("head_dim", "global_head_dim");
+                let windowed = self.number("attention.key_length_swa")?;
+                self.set("head_dim", "attention.key_length_swa", windowed);
+            }
+            _ => {}
+        }
+        Ok(())
     }
 }

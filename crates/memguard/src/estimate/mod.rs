@@ -16,6 +16,7 @@ pub use closed_form::{AttentionPrice, ClosedForm, EstimateSettings, StorageForma
 pub use config::Config;
 pub use error::EstimateError;
 pub use metadata::Metadata;
+use metadata::Translation;
 pub use shape::{
     AttentionShape, CompressedShape, ExpertsShape, FeedForward, IndexerShape, LatentShape, LayerShape, Mixer,
     ModelShape, Parameters, PoolShape, RecurrentShape,
@@ -63,7 +64,7 @@ impl Registry {
     ///     let hidden_size = config.required("hidden_size")?;
     ///     let heads = config.required("num_attention_heads")?;
     ///     let layer = LayerShape {
-    ///         mixer: Mixer::Attention(AttentionShape::new(heads, config.or("num_key_value_heads", heads)?, config.head_dim()?)),
+    ///         mixer: Mixer::Attention(AttentionShape::new(heads, config.size_or("num_key_value_heads", heads)?, config.head_dim()?)),
     ///         feed_forward: FeedForward::dense(4 * hidden_size),
     ///         norms: 2,
     ///         extra: Parameters::default(),
@@ -115,15 +116,16 @@ impl Registry {
     /// weights are taken as stored unless `settings` give their bytes.
     ///
     /// # Errors
-    /// As [`Registry::from_config`].
+    /// As [`Registry::from_config`], with the file's own keys for fields.
     pub fn from_metadata(
         &self,
         metadata: &dyn Metadata,
         settings: &EstimateSettings,
     ) -> Result<Estimate, EstimateError> {
-        let config = metadata::to_config(metadata)?;
+        let translated = Translation::of(metadata)?;
         let weights_bytes = settings.weights_bytes.unwrap_or_else(|| metadata.tensor_bytes());
-        self.from_config(&config, &EstimateSettings { weights_bytes: Some(weights_bytes), ..*settings })
+        let settings = EstimateSettings { weights_bytes: Some(weights_bytes), ..*settings };
+        self.from_config(&translated.config, &settings).map_err(|error| translated.in_keys(error))
     }
 }
 

@@ -42,6 +42,12 @@ pub(super) const MAX_HEAD_DIM: usize = 1 << 16;
 /// Most layers of a folder; a GGUF file is held to its number of tensors.
 const MAX_LAYERS: usize = 10_000;
 
+/// Most heads, widest rows and most tokens of a vocabulary of a folder, and widest feed-forward block: real models stay far below. A GGUF file
+/// is held to the shapes of its tensors.
+const MAX_HEADS: usize = 1 << 16;
+const MAX_HIDDEN_SIZE: usize = 1 << 20;
+const MAX_WIDTH: usize = 1 << 26;
+
 /// Largest epsilon of a norm.
 const MAX_EPS: f64 = 1.0;
 
@@ -124,12 +130,13 @@ impl Sizes {
     pub(crate) fn from_fields(fields: &Fields<'_>, defaults: &Defaults) -> Result<Self, ModelError> {
         refuse_quantized(fields)?;
         fields.neutral(NEUTRAL_FIELDS)?;
-        let hidden_size = fields.size("hidden_size")?;
+        let hidden_size = at_most(&fields.name("hidden_size"), fields.size("hidden_size")?, MAX_HIDDEN_SIZE)?;
         let size = |key: &str, default: Option<usize>| match (fields.find_size(key)?, default) {
             (Some(size), _) | (None, Some(size)) => Ok(size),
             (None, None) => fields.size(key),
         };
         let heads = size("num_attention_heads", defaults.num_attention_heads)?;
+        let heads = at_most(&fields.name("num_attention_heads"), heads, MAX_HEADS)?;
         // Null means as many as query heads; absent is what the class takes.
         let absent = defaults.num_key_value_heads.filter(|_| !fields.contains("num_key_value_heads"));
         let kv_heads = fields.find_size("num_key_value_heads")?.or(absent).unwrap_or(heads);
@@ -142,14 +149,15 @@ impl Sizes {
             }
         };
         let layers = fields.size("num_hidden_layers")?;
+        let intermediate_size = fields.find_size("intermediate_size")?.unwrap_or(0);
         // 1e-6 is the default of every class here.
         let eps = fields.find_number("rms_norm_eps", 0.0..=MAX_EPS)?.unwrap_or(1e-6);
         #[expect(clippy::cast_possible_truncation, reason = "written in decimal, used in f32")]
         let rms_norm_eps = eps as f32;
         Ok(Self {
-            vocab_size: size("vocab_size", defaults.vocab_size)?,
+            vocab_size: at_most(&fields.name("vocab_size"), size("vocab_size", defaults.vocab_size)?, MAX_WIDTH)?,
             hidden_size,
-            intermediate_size: fields.find_size("intermediate_size")?.unwrap_or(0),
+            intermediate_size: at_most(&fields.name("intermediate_size"), intermediate_size, MAX_WIDTH)?,
             num_hidden_layers: at_most(&fields.name("num_hidden_layers"), layers, MAX_LAYERS)?,
             num_attention_heads: heads,
             num_key_value_heads: kv_heads,

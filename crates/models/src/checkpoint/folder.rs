@@ -90,7 +90,7 @@ pub(super) fn read_object(path: &Path) -> Result<Option<Map<String, Value>>, Fol
         }
     })?;
     let Some(bytes) = bytes else { return Ok(None) };
-    match serde_json::from_slice(&bytes) {
+    match serde_json::from_slice(without_mark(&bytes)) {
         Ok(Value::Object(object)) => Ok(Some(object)),
         Ok(other) => Err(FolderError::Shape {
             path: path.to_owned(),
@@ -100,6 +100,11 @@ pub(super) fn read_object(path: &Path) -> Result<Option<Map<String, Value>>, Fol
         }),
         Err(error) => Err(FolderError::Json { path: path.to_owned(), fault: one_line(&error.to_string()) }),
     }
+}
+
+/// A file's text without the mark of UTF-8 that some editors put before it.
+pub(crate) fn without_mark(bytes: &[u8]) -> &[u8] {
+    bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes)
 }
 
 /// Why [`read_bounded`] gave no bytes.

@@ -17,7 +17,7 @@ pub(crate) mod weights;
 pub use error::FolderError;
 pub(crate) use fields::Fields;
 pub use folder::Folder;
-pub(crate) use folder::{ReadFault, read_bounded};
+pub(crate) use folder::{ReadFault, read_bounded, without_mark};
 pub use generation::GenerationConfig;
 pub(crate) use keys::Keys;
 pub use safetensors::Dtype as SafetensorsType;
@@ -257,10 +257,17 @@ impl fmt::Display for StoredType {
 /// Text of a file as it may stand in a message: one line, at most 200 characters.
 pub(crate) fn one_line(text: &str) -> String {
     const MAX_CHARS: usize = 200;
-    let mut escaped = text.chars().flat_map(char::escape_debug);
-    let mut line: String = escaped.by_ref().take(MAX_CHARS).collect();
-    if escaped.next().is_some() {
-        line.push('…');
+    let mut line = String::new();
+    for (count, c) in text.chars().enumerate() {
+        if count == MAX_CHARS {
+            line.push('…');
+            break;
+        }
+        match c {
+            // Quotes end no line.
+            '"' | '\'' => line.push(c),
+            other => line.extend(other.escape_debug()),
+        }
     }
     line
 }

@@ -2,7 +2,7 @@
 
 use plimsoll_memguard::Metadata;
 
-use super::{Gguf, Value};
+use super::{Gguf, Value, error::shown};
 
 /// Flags count as 0 and 1, as llama.cpp writes either.
 fn number(value: &Value<'_>) -> Option<u64> {
@@ -36,6 +36,17 @@ impl Metadata for Gguf {
             Value::Array(array) => Some(array.len()),
             _ => None,
         }
+    }
+
+    fn shown(&self, key: &str) -> Option<String> {
+        Some(match self.value(key)? {
+            Value::String(text) => format!("\"{}\"", shown(text)),
+            Value::F32(number) => number.to_string(),
+            Value::F64(number) => number.to_string(),
+            Value::Bool(flag) => flag.to_string(),
+            Value::Array(array) => format!("a list of {}", array.len()),
+            other => other.as_integer().map_or_else(|| other.described(), |number| number.to_string()),
+        })
     }
 
     fn has_tensor(&self, name: &str) -> bool {

@@ -3,7 +3,7 @@
 use super::{Shape, WeightTypes, constants};
 use crate::{
     arch,
-    checkpoint::{CheckpointRef, Folder},
+    checkpoint::{CheckpointRef, Fields, Folder},
     error::ModelError,
 };
 use plimsoll_linear::{PackedWeight, WeightType};
@@ -46,7 +46,7 @@ impl Outline {
         let folder = Folder::outline(config.clone());
         let checkpoint = CheckpointRef::from(&folder);
         let arch::Recorded { architecture, sources } = arch::record(checkpoint)?;
-        let stored = stored_type(config);
+        let stored = stored_type(&Fields::new(config))?;
         let mut weight_types = WeightTypes(vec![None; architecture.program.slots().len()]);
         let computed = architecture.computed.iter().map(|(_, values)| 4 * values.len() as u64);
         let mut weights_bytes = computed.fold(0, u64::saturating_add);
@@ -78,14 +78,18 @@ fn product(axes: &[usize]) -> u64 {
 }
 
 /// The type of the weights by `config.json`, the part about text first.
-fn stored_type(config: &Map<String, Value>) -> WeightType {
-    let text = config.get("text_config").and_then(Value::as_object);
-    let mut named = [text, Some(config)].into_iter().flatten().flat_map(|fields| {
-        ["dtype", "torch_dtype"].into_iter().filter_map(|field| fields.get(field).and_then(Value::as_str))
-    });
-    match named.next() {
-        Some("float32") => WeightType::F32,
-        Some("float16") => WeightType::F16,
-        _ => WeightType::Bf16,
+fn stored_type(fields: &Fields<'_>) -> Result<WeightType, ModelError> {
+    let text = fields.object("text_config")?;
+    for fields in text.iter().chain([fields]) {
+        for key in ["dtype", "torch_dtype"] {
+            let Some(name) = fields.find_text(key)? else { continue };
+            return match name.strip_prefix("torch.").unwrap_or(name) {
+                "float32" | "float" => Ok(WeightType::F32),
+                "float16" | "half" => Ok(WeightType::F16),
+                "bfloat16" | "auto" => Ok(WeightType::Bf16),
+                _ => Err(fields.unsupported(key, "bfloat16, float16, float32")),
+            };
+        }
     }
+    Ok(WeightType::Bf16)
 }

@@ -7,7 +7,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 use super::{TextError, TextModel};
 use crate::{
     chat::ChatTemplate,
-    checkpoint::{ReadFault, read_bounded},
+    checkpoint::{ReadFault, read_bounded, without_mark},
     tokenizer::{JsonSettings, Tokenizer},
 };
 
@@ -111,7 +111,7 @@ pub(super) fn read(folder: &Path, end_ids: &[u32], vocab_size: Option<usize>) ->
         added: added.collect(),
         vocab_size,
     };
-    let mut tokenizer = Tokenizer::from_json(&json, &settings)?;
+    let mut tokenizer = Tokenizer::from_json(without_mark(&json), &settings)?;
     drop(json);
     tokenizer.add_end_ids(end_ids)?;
     let template = match template(folder, config.chat_template)? {
@@ -125,7 +125,7 @@ pub(super) fn read(folder: &Path, end_ids: &[u32], vocab_size: Option<usize>) ->
 fn template(folder: &Path, configured: Option<Template>) -> Result<Option<String>, TextError> {
     let path = folder.join("chat_template.jinja");
     if let Some(bytes) = read_file(&path, MAX_CONFIG_BYTES)? {
-        let source = String::from_utf8(bytes);
+        let source = String::from_utf8(without_mark(&bytes).to_vec());
         return source.map(Some).map_err(|_| TextError::Json { path, detail: "not UTF-8 text".to_owned() });
     }
     if let Some(file) = read_json::<TemplateFile>(&folder.join("chat_template.json"))? {
@@ -140,7 +140,7 @@ fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, TextError> {
         let detail = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ").chars().take(300).collect();
         TextError::Json { path: path.to_owned(), detail }
     };
-    serde_json::from_slice(&bytes).map(Some).map_err(fault)
+    serde_json::from_slice(without_mark(&bytes)).map(Some).map_err(fault)
 }
 
 /// `None` if there is no such file.

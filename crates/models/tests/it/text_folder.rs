@@ -73,6 +73,22 @@ fn the_configuration_names_tokens_and_decides_what_is_added() {
     assert_eq!(rendered(&text), "<s>u</s>");
 }
 
+/// Some editors put one before every text that they save.
+#[test]
+fn a_mark_of_utf_8_before_a_file_is_no_part_of_it() {
+    let marked = |text: String| Value::from(format!("\u{feff}{text}"));
+    let config = json!({"bos_token": "<s>", "eos_token": "</s>"});
+    let folder = folder(&[
+        ("tokenizer.json", marked(tokenizer().to_string())),
+        ("tokenizer_config.json", marked(config.to_string())),
+        ("special_tokens_map.json", marked(config.to_string())),
+        ("chat_template.jinja", marked("{{ messages[0].content }}".to_owned())),
+    ]);
+    let text = TextModel::from_folder(folder.path(), &[], None).unwrap();
+    assert_eq!((text.tokenizer.bos(), text.tokenizer.eos()), (Some(0), Some(5)));
+    assert_eq!(rendered(&text), "u");
+}
+
 #[test]
 fn a_template_file_counts_more_than_the_configuration_and_default_is_the_name_of_the_plain_one() {
     let several =

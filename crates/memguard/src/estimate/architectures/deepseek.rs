@@ -1,13 +1,12 @@
 //! DeepSeek V2, V3 and V3.2: latent attention, then experts after a few dense layers.
 
-use super::plain;
+use super::{plain, routed};
 use crate::estimate::{
-    Config, EstimateError, ExpertsShape, FeedForward, IndexerShape, LatentShape, LayerShape, Mixer, ModelShape,
-    Parameters,
+    Config, EstimateError, FeedForward, IndexerShape, LatentShape, LayerShape, Mixer, ModelShape, Parameters,
 };
 
 pub(super) fn latent(config: &Config<'_>) -> Result<ModelShape, EstimateError> {
-    let indexer = match config.optional("index_head_dim")? {
+    let indexer = match config.optional_size("index_head_dim")? {
         None => None,
         Some(head_dim) => Some(IndexerShape {
             heads: config.required("index_n_heads")?,
@@ -17,7 +16,7 @@ pub(super) fn latent(config: &Config<'_>) -> Result<ModelShape, EstimateError> {
     };
     let mixer = Mixer::Latent(LatentShape {
         heads: config.required("num_attention_heads")?,
-        q_lora_rank: config.optional("q_lora_rank")?,
+        q_lora_rank: config.optional_size("q_lora_rank")?,
         kv_lora_rank: config.required("kv_lora_rank")?,
         qk_nope_head_dim: config.required("qk_nope_head_dim")?,
         qk_rope_head_dim: config.required("qk_rope_head_dim")?,
@@ -25,7 +24,7 @@ pub(super) fn latent(config: &Config<'_>) -> Result<ModelShape, EstimateError> {
         indexer,
     });
     let first = config.or("first_k_dense_replace", 0)?;
-    let every = config.positive_or("moe_layer_freq", 1)?;
+    let every = config.size_or("moe_layer_freq", 1)?;
     let layers = (0..config.layers()?).map(|layer| {
         let feed_forward = if layer < first || !layer.is_multiple_of(every) {
             FeedForward::dense(config.required("intermediate_size")?)
@@ -39,13 +38,7 @@ pub(super) fn latent(config: &Config<'_>) -> Result<ModelShape, EstimateError> {
 
 /// Routed experts beside shared ones of the same width.
 pub(super) fn experts(config: &Config<'_>) -> Result<FeedForward, EstimateError> {
-    let width = config.required("moe_intermediate_size")?;
-    let routed = ExpertsShape {
-        experts: config.required("n_routed_experts")?,
-        used: config.required("num_experts_per_tok")?,
-        width,
-        bias: false,
-    };
-    let dense_width = config.or("n_shared_experts", 0)?.saturating_mul(width);
+    let routed = routed(config, "n_routed_experts")?;
+    let dense_width = config.or("n_shared_experts", 0)?.saturating_mul(routed.width);
     Ok(FeedForward { dense_width, dense_gate: false, routed: Some(routed) })
 }

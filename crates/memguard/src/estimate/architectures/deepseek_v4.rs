@@ -1,9 +1,12 @@
 //! DeepSeek V4: a window of shared keys in every layer, beside compressed pools at two ratios.
 
+use serde_json::Value;
+
 use super::deepseek::experts;
 use super::plain;
 use crate::estimate::{
     CompressedShape, Config, EstimateError, IndexerShape, LayerShape, Mixer, ModelShape, Parameters, PoolShape,
+    config::{bad, divisible},
 };
 
 const SPARSE: &str = "compressed_sparse_attention";
@@ -11,8 +14,10 @@ const HEAVY: &str = "heavily_compressed_attention";
 const WINDOW: &str = "sliding_attention";
 
 pub(super) fn compressed(config: &Config<'_>) -> Result<ModelShape, EstimateError> {
+    let heads = config.required("num_attention_heads")?;
+    divisible(("num_attention_heads", heads), ("o_groups", config.required("o_groups")?))?;
     let base = CompressedShape {
-        heads: config.required("num_attention_heads")?,
+        heads,
         head_dim: config.required("head_dim")?,
         q_lora_rank: config.required("q_lora_rank")?,
         o_groups: config.required("o_groups")?,
@@ -25,13 +30,18 @@ pub(super) fn compressed(config: &Config<'_>) -> Result<ModelShape, EstimateErro
         head_dim: config.required("index_head_dim")?,
         top_k: config.required("index_topk")?,
     };
-    let ratio = |layer_type: &str, default: u64| {
-        let rates = config.value("compress_rates").and_then(|rates| rates.get(layer_type)?.as_u64());
-        usize::try_from(rates.filter(|rate| *rate > 0).unwrap_or(default)).unwrap_or(usize::MAX)
+    let rates = match config.value("compress_rates") {
+        None => Config::new(&Value::Null),
+        Some(rates @ Value::Object(_)) => Config::new(rates),
+        Some(other) => return Err(bad("compress_rates", other, "an object with a ratio for each kind of layer")),
     };
-    let sparse = PoolShape { ratio: ratio(SPARSE, 4), indexer: Some(indexer) };
-    let heavy = PoolShape { ratio: ratio(HEAVY, 128), indexer: None };
-    let streams = config.positive_or("hc_mult", 1)?;
+    let ratio = |layer_type: &str, default: usize| {
+        let ratio = rates.size_or(layer_type, default);
+        ratio.map_err(|error| error.with_fields(|field| format!("compress_rates.{field}")))
+    };
+    let sparse = PoolShape { ratio: ratio(SPARSE, 4)?, indexer: Some(indexer) };
+    let heavy = PoolShape { ratio: ratio(HEAVY, 128)?, indexer: None };
+    let streams = config.size_or("hc_mult", 1)?;
     let hidden_size = config.required("hidden_size")?;
     let feed_forward = experts(config)?;
     let layers = layer_types(config)?.into_iter().enumerate().map(|(layer, layer_type)| {
@@ -57,7 +67,12 @@ pub(super) fn compressed(config: &Config<'_>) -> Result<ModelShape, EstimateErro
 
 /// Older configs list a ratio per layer (0, 4, 128) in place of a type.
 fn layer_types<'a>(config: &Config<'a>) -> Result<Vec<&'a str>, EstimateError> {
-    let listed = config.numbers("compress_ratios");
+    let listed = config.numbers("compress_ratios")?;
+    let (field, layers) = ("compress_ratios", config.layers()?);
+    // Layers that guess further tokens are listed behind the decoder's own.
+    if let Some(listed) = listed.as_ref().filter(|listed| listed.len() < layers) {
+        return Err(EstimateError::LayerCount { field: field.to_owned(), layers, listed: listed.len() });
+    }
     let default = |layer: usize| match listed.as_ref().and_then(|ratios| ratios.get(layer)) {
         Some(0) => WINDOW,
         Some(4) => SPARSE,

@@ -1,19 +1,22 @@
 //! Gemma 3 and 4: window layers with a full one at every sixth place.
 
 use super::dense::attention;
-use super::{plain, window_of};
+use super::{plain, used, window_of};
 use crate::estimate::{
     AttentionShape, Config, EstimateError, ExpertsShape, FeedForward, LayerShape, Mixer, ModelShape, Parameters,
+    config::{at_most, divisible, missing},
 };
 
 pub(super) fn gemma3(config: &Config<'_>) -> Result<ModelShape, EstimateError> {
-    let bias = config.flag("attention_bias");
+    let bias = config.flag("attention_bias")?;
     let attention = AttentionShape { qk_norm: true, qkv_bias: bias, output_bias: bias, ..attention(config)? };
-    let window = config.optional("sliding_window")?;
     let feed_forward = FeedForward::dense(config.required("intermediate_size")?);
-    let pattern = config.positive_or("sliding_window_pattern", 6)?;
+    let pattern = config.size_or("sliding_window_pattern", 6)?;
     let layers = layer_types(config, pattern)?.into_iter().enumerate().map(|(layer, layer_type)| {
-        let mixer = Mixer::Attention(AttentionShape { window: window_of(layer, layer_type, window)?, ..attention });
+        let mixer = Mixer::Attention(AttentionShape {
+            window: window_of(config, layer, layer_type, "sliding_window")?,
+            ..attention
+        });
         Ok(LayerShape { mixer, feed_forward, norms: 4, extra: Parameters::default() })
     });
     plain(config, true, layers.collect::<Result<_, _>>()?)
@@ -29,11 +32,12 @@ pub(super) fn gemma4(config: &Config<'_>) -> Result<ModelShape, EstimateError> {
     if let Some(last) = types.last_mut() {
         *last = "full_attention";
     }
-    let first_shared = count.saturating_sub(config.or("num_kv_shared_layers", 0)?);
+    let sharing = config.or("num_kv_shared_layers", 0)?;
+    let first_shared = count - at_most(("num_kv_shared_layers", sharing), ("num_hidden_layers", count))?;
     let layers = types.into_iter().enumerate().map(|(layer, layer_type)| {
         let shared = layer >= first_shared;
         let attention = gemma4_attention(config, layer, layer_type)?;
-        let double = if shared && config.flag("use_double_wide_mlp") { 2 } else { 1 };
+        let double = if shared && config.flag("use_double_wide_mlp")? { 2 } else { 1 };
         let routed = gemma4_experts(config)?;
         let feed_forward = FeedForward {
             dense_width: config.required("intermediate_size")?.saturating_mul(double),
@@ -52,8 +56,8 @@ pub(super) fn gemma4(config: &Config<'_>) -> Result<ModelShape, EstimateError> {
         Ok(LayerShape { mixer, feed_forward, norms, extra })
     });
     let mut shape = plain(config, true, layers.collect::<Result<_, _>>()?)?;
-    let all_layers = (count * per_layer) as u64;
-    let vocab = config.or("vocab_size_per_layer_input", shape.vocab_size)? as u64;
+    let all_layers = (count as u64).saturating_mul(per_layer as u64);
+    let vocab = config.size_or("vocab_size_per_layer_input", shape.vocab_size)? as u64;
     shape.extra = Parameters {
         linear: all_layers.saturating_mul(hidden_size as u64),
         embedding: all_layers.saturating_mul(vocab),
@@ -65,24 +69,28 @@ pub(super) fn gemma4(config: &Config<'_>) -> Result<ModelShape, EstimateError> {
 
 fn gemma4_attention(config: &Config<'_>, layer: usize, layer_type: &str) -> Result<AttentionShape, EstimateError> {
     let base = AttentionShape { qk_norm: true, ..attention(config)? };
-    let window = window_of(layer, layer_type, config.optional("sliding_window")?)?;
+    let window = window_of(config, layer, layer_type, "sliding_window")?;
     if window.is_some() {
         return Ok(AttentionShape { window, ..base });
     }
-    let keys_are_values = config.flag("attention_k_eq_v");
-    let kv_heads =
-        if keys_are_values { config.or("num_global_key_value_heads", base.kv_heads)? } else { base.kv_heads };
-    Ok(AttentionShape { head_dim: config.or("global_head_dim", 512)?, kv_heads, has_v_proj: !keys_are_values, ..base })
+    let keys_are_values = config.flag("attention_k_eq_v")?;
+    let field = "num_global_key_value_heads";
+    let kv_heads = if keys_are_values { config.size_or(field, base.kv_heads)? } else { base.kv_heads };
+    divisible(("num_attention_heads", base.heads), (field, kv_heads))?;
+    let head_dim = config.size_or("global_head_dim", 512)?;
+    Ok(AttentionShape { head_dim, kv_heads, has_v_proj: !keys_are_values, ..base })
 }
 
 fn gemma4_experts(config: &Config<'_>) -> Result<Option<ExpertsShape>, EstimateError> {
-    let Some(experts) = config.optional("num_experts")?.filter(|experts| *experts > 0) else {
+    let field = "num_experts";
+    let declared = config.flag("enable_moe_block")?;
+    let experts = if declared { config.required(field)? } else { config.or(field, 0)? };
+    if experts == 0 {
         return Ok(None);
-    };
-    let used = match config.optional("top_k_experts")? {
-        Some(used) => used,
-        None => config.required("num_experts_per_tok")?,
-    };
+    }
+    let own = used(config, "top_k_experts", (field, experts))?;
+    let usual = used(config, "num_experts_per_tok", (field, experts))?;
+    let used = own.or(usual).ok_or_else(|| missing("top_k_experts"))?;
     Ok(Some(ExpertsShape { experts, used, width: config.required("moe_intermediate_size")?, bias: false }))
 }
 

@@ -64,7 +64,7 @@ fn settings_that_are_not_implemented_are_refused_by_name() {
         ("attn_logit_softcapping", json!(50.0), &["50", "may change the arithmetic"]),
         ("use_qk_norm", json!(true), &["true", "may change the arithmetic"]),
         ("rms_norm_eps", json!(-1e-5), &["-0.00001", "from 0 to 1"]),
-        ("rms_norm_eps", json!("1e-5"), &["\\\"1e-5\\\"", "expected a number"]),
+        ("rms_norm_eps", json!("1e-5"), &["\"1e-5\"", "expected a number"]),
         ("num_hidden_layers", json!(0), &["0 is out of range 1 to"]),
         ("num_hidden_layers", json!(4_000_000_000_u64), &["4000000000", "out of range"]),
         ("num_hidden_layers", json!(3), &["model.layers.2.", "is not in the file"]),
