@@ -13,6 +13,7 @@ mod files;
 mod hub;
 mod interrupt;
 mod logits;
+mod picture;
 mod plan;
 mod price;
 mod priced;

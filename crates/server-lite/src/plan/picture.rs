@@ -1,120 +1,91 @@
 //! The timeline as a picture: above, everything the pass takes against the load line; below, the arena by itself.
 
 use super::{Step, Timeline};
-use crate::error::AppError;
-use plotters::{
-    coord::{Shift, types::RangedCoordf64},
-    prelude::*,
+use crate::{
+    error::AppError,
+    picture::{ARENA, Area, Chart, KEYS, OVERHEAD, Scale, WEIGHTS, fill, legend, stroke, svg, text},
 };
-use std::{fmt::Display, path::Path};
+use plimsoll_memguard::ByteSize;
+use plotters::prelude::*;
+use std::path::Path;
 
 const SIZE: (u32, u32) = (1100, 640);
 /// Height of the upper panel.
 const UPPER: i32 = 270;
 
-const WEIGHTS: RGBColor = RGBColor(84, 110, 140);
-const KV: RGBColor = RGBColor(120, 170, 130);
-const OVERHEAD: RGBColor = RGBColor(190, 190, 190);
-const LIVE: RGBColor = RGBColor(240, 160, 60);
 const SCRATCH: RGBColor = RGBColor(205, 90, 60);
-
-/// A budget this many times what is taken would flatten everything else: it is named instead of drawn.
-const FAR: f64 = 3.0;
-
-type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
 
 /// Draws the timeline as SVG.
 pub(super) fn draw(path: &Path, timeline: &Timeline) -> Result<String, AppError> {
-    let mut svg = String::new();
-    draw_into(&mut svg, timeline).map_err(|message| AppError::Trace { path: path.to_owned(), message })?;
-    Ok(svg)
-}
-
-fn draw_into(svg: &mut String, timeline: &Timeline) -> Result<(), String> {
-    let area = SVGBackend::with_string(svg, SIZE).into_drawing_area();
-    area.fill(&WHITE).map_err(text)?;
-    let (upper, lower) = area.split_vertically(UPPER);
-    everything(&upper, timeline)?;
-    arena(&lower, timeline)?;
-    area.present().map_err(text)
-}
-
-fn text(error: impl Display) -> String {
-    error.to_string()
-}
-
-fn mib(bytes: u64) -> f64 {
-    bytes as f64 / 1_048_576.0
+    let drawn = svg(SIZE, |area| {
+        let (upper, lower) = area.split_vertically(UPPER);
+        everything(&upper, timeline)?;
+        arena(&lower, timeline)
+    });
+    drawn.map_err(|message| AppError::Trace { path: path.to_owned(), message })
 }
 
 /// Weights, KV, overhead and arena on top of each other, and the load line.
 fn everything(area: &Area<'_>, timeline: &Timeline) -> Result<(), String> {
-    let total = mib(timeline.total_bytes());
-    let line = timeline.budget_bytes.map(mib).filter(|&budget| budget <= FAR * total);
-    let top = 1.12 * line.unwrap_or(0.0).max(total);
-    let budget = match timeline.budget_bytes {
-        Some(bytes) => format!(", budget {:.0} MiB", mib(bytes)),
-        None => String::new(),
-    };
+    let scale = Scale::new(timeline.total_bytes(), timeline.budget_bytes);
     let title = format!(
-        "{}: {} rows up to token {}: {total:.0} MiB at the peak{budget}",
-        timeline.model, timeline.rows, timeline.context
+        "{}: {} rows up to token {}: {} at the peak{}",
+        timeline.model,
+        timeline.rows,
+        timeline.context,
+        ByteSize::new(timeline.total_bytes()),
+        scale.title()
     );
-    let mut chart = panel(area, title, timeline.steps.len(), top)?;
+    let mut chart = panel(area, title, timeline.steps.len(), scale.top)?;
     chart
         .configure_mesh()
-        .y_desc("MiB")
+        .y_desc(scale.unit())
+        .y_label_formatter(&|height| scale.label(*height))
         .disable_x_mesh()
         .light_line_style(WHITE.mix(0.0))
         .x_labels(0)
         .draw()
         .map_err(text)?;
     // From the top down: each area is drawn over the one that reaches higher.
-    let (weights, kv, overhead) = (mib(timeline.weights_bytes), mib(timeline.kv_bytes), mib(timeline.overhead_bytes));
-    let below = weights + kv + overhead;
-    let now = |step: &Step| below + mib(step.bytes());
-    stack(&mut chart, timeline, &format!("arena, up to {:.1}", mib(timeline.arena_bytes)), LIVE, now)?;
-    for (name, height, value, color) in
-        [("overhead", below, overhead, OVERHEAD), ("KV", weights + kv, kv, KV), ("weights", weights, weights, WEIGHTS)]
-    {
-        stack(&mut chart, timeline, &format!("{name} {value:.1}"), color, move |_| height)?;
+    let Timeline { weights_bytes, kv_bytes, overhead_bytes, arena_bytes, .. } = *timeline;
+    let named = |name: &str, bytes: u64| format!("{name}: {}", ByteSize::new(bytes));
+    let now = |step: &Step| scale.height(timeline.resident_bytes().saturating_add(step.bytes()));
+    stack(&mut chart, timeline, &named("arena, up to", arena_bytes), ARENA, now)?;
+    for (name, height_bytes, bytes, color) in [
+        ("overhead", timeline.resident_bytes(), overhead_bytes, OVERHEAD),
+        ("KV", weights_bytes.saturating_add(kv_bytes), kv_bytes, KEYS),
+        ("weights", weights_bytes, weights_bytes, WEIGHTS),
+    ] {
+        stack(&mut chart, timeline, &named(name, bytes), color, |_| scale.height(height_bytes))?;
     }
-    if let Some(budget) = line {
-        let points = [(0.0, budget), (timeline.steps.len() as f64, budget)];
-        chart
-            .draw_series(LineSeries::new(points, BLACK.stroke_width(3)))
-            .map_err(text)?
-            .label(format!("load line {budget:.0}"))
-            .legend(|(x, y)| PathElement::new([(x, y), (x + 18, y)], BLACK.stroke_width(3)));
-    }
-    legend(&mut chart)
+    scale.draw(&mut chart, timeline.steps.len() as f64)?;
+    legend(&mut chart, SeriesLabelPosition::MiddleRight)
 }
 
 /// Values and scratch of the arena by themselves, and the step at which it is full.
 fn arena(area: &Area<'_>, timeline: &Timeline) -> Result<(), String> {
-    let top = 1.18 * mib(timeline.arena_bytes).max(1e-6);
-    let title = format!("the arena, step by step: {:.2} MiB", mib(timeline.arena_bytes));
-    let mut chart = panel(area, title, timeline.steps.len(), top)?;
+    let scale = Scale::new(timeline.arena_bytes, None);
+    let title = format!("the arena, step by step: {}", ByteSize::new(timeline.arena_bytes));
+    // The axis goes on below the legend.
+    let last = timeline.steps.len() as f64;
+    // Room for the words at the peak.
+    let mut chart = panel(area, title, timeline.steps.len(), 1.06 * scale.top)?;
     chart
         .configure_mesh()
         .x_desc("step")
-        .y_desc("MiB")
-        .x_label_formatter(&|x| format!("{x:.0}"))
+        .y_desc(scale.unit())
+        .x_label_formatter(&|x| if *x <= last { format!("{x:.0}") } else { String::new() })
+        .y_label_formatter(&|height| scale.label(*height))
         .disable_x_mesh()
         .light_line_style(WHITE.mix(0.0))
         .draw()
         .map_err(text)?;
-    stack(&mut chart, timeline, "scratch of kernels", SCRATCH, |step| mib(step.bytes()))?;
-    stack(&mut chart, timeline, "values", LIVE, |step| mib(step.live_bytes))?;
-    let reached = timeline.steps.iter().map(|step| (step.step as f64, mib(step.arena_bytes)));
-    chart
-        .draw_series(LineSeries::new(reached, BLACK.mix(0.6).stroke_width(1)))
-        .map_err(text)?
-        .label("arena so far, with gaps")
-        .legend(|(x, y)| PathElement::new([(x, y), (x + 18, y)], BLACK.mix(0.6).stroke_width(1)));
+    stack(&mut chart, timeline, "scratch of kernels", SCRATCH, |step| scale.height(step.bytes()))?;
+    stack(&mut chart, timeline, "values", ARENA, |step| scale.height(step.live_bytes))?;
+    let reached = timeline.steps.iter().map(|step| (step.step as f64, scale.height(step.arena_bytes)));
+    stroke(&mut chart, reached, "arena so far, with gaps", BLACK.mix(0.6).stroke_width(1))?;
     if let Some(step) = timeline.steps.get(timeline.peak_step) {
-        let (x, y) = (step.step as f64 + 0.5, mib(timeline.arena_bytes));
+        let (x, y) = (step.step as f64 + 0.5, scale.height(timeline.arena_bytes));
         let title = format!("peak: step {}, {}", step.step, step.title());
         // Beside the mark, on the side that has more room.
         let shift =
@@ -124,7 +95,7 @@ fn arena(area: &Area<'_>, timeline: &Timeline) -> Result<(), String> {
             + Text::new(title, (shift, -20), ("sans-serif", 14).into_font().color(&RED));
         chart.draw_series([mark]).map_err(text)?;
     }
-    legend(&mut chart)
+    legend(&mut chart, SeriesLabelPosition::MiddleRight)
 }
 
 fn panel<'a, 'b>(area: &Area<'b>, title: String, steps: usize, top: f64) -> Result<Chart<'a, 'b>, String> {
@@ -150,21 +121,5 @@ fn stack<'a, 'b: 'a>(
         let (start, height) = (step.step as f64, height(step));
         [(start, height), (start + 1.0, height)]
     });
-    let series = AreaSeries::new(edges, 0.0, color.filled());
-    chart
-        .draw_series(series)
-        .map_err(text)?
-        .label(name)
-        .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 18, y + 5)], color.filled()));
-    Ok(())
-}
-
-fn legend<'a, 'b: 'a>(chart: &mut Chart<'a, 'b>) -> Result<(), String> {
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::MiddleRight)
-        .background_style(WHITE.mix(0.85))
-        .border_style(BLACK.mix(0.4))
-        .draw()
-        .map_err(text)
+    fill(chart, edges, name, color)
 }
