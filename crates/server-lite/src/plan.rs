@@ -6,13 +6,14 @@ use crate::{
     cli::{DeviceArg, PassLogitsArg, PlanArgs, Subject},
     error::AppError,
     fetch::Sources,
-    files, one_line,
+    files::{self, Outputs},
+    one_line,
     price::MAX_CONTEXT_TOKENS,
     priced::Priced,
 };
 use plimsoll_memguard::{ByteSize, Ceilings, Profile};
 use plimsoll_prefill::{CancelToken, DEFAULT_MAX_ROWS};
-use plimsoll_program::{Dims, MemoryPlan, Program};
+use plimsoll_program::{Dims, MemoryPlan, Op, Program};
 use serde::Serialize;
 use std::{
     collections::BTreeMap,
@@ -67,6 +68,8 @@ struct Step {
     op: &'static str,
     /// Where it was recorded, such as `layer 3/attention`.
     place: String,
+    /// Weights that it reads, such as `ffn_gate`, those of its layer by their name within it.
+    weights: Vec<String>,
     /// Values in the arena while it runs.
     live_bytes: u64,
     /// Its kernel's own workspace.
@@ -94,42 +97,27 @@ pub(crate) fn plan(args: &PlanArgs, sources: &Sources, cancel: &CancelToken) -> 
     if rows > context {
         return Err(AppError::Usage(format!("--chunk {rows} is more than --context {context}")));
     }
-    let outputs = [("--csv", args.csv.as_deref()), ("--svg", args.svg.as_deref())];
-    let inputs: Vec<&Path> = match args.subject.subject() {
-        Subject::Config(path) => vec![path],
-        Subject::Model(name) => vec![Path::new(name)],
-    };
-    for (flag, path) in outputs {
-        let Some(path) = path else { continue };
-        files::check_output(flag, path)?;
-        // The model's file, or one in its folder.
-        let is_of = |input: &Path, path: &Path| {
-            input.canonicalize().is_ok_and(|input| input == path || path.parent() == Some(input.as_path()))
-        };
-        if path.canonicalize().is_ok_and(|path| inputs.iter().any(|input| is_of(input, &path))) {
-            return Err(AppError::Usage(format!("{flag} {}: it is a file of the model", path.display())));
-        }
-    }
-    if let (Some(path), true) = (&args.csv, args.csv == args.svg) {
-        return Err(AppError::Usage(format!("--svg {}: another argument names the same file", path.display())));
-    }
+    let outputs = Outputs::new([("--csv", args.csv.as_deref()), ("--svg", args.svg.as_deref())]);
+    outputs.check(&[])?;
+    outputs.spare_model(match args.subject.subject() {
+        Subject::Config(path) => path,
+        Subject::Model(name) => Path::new(name),
+    })?;
     let priced = Priced::read(&args.subject, &args.engine, Some(rows), sources, cancel)?;
-    let logit_rows = match args.logit_rows {
+    // A short name is that of a file elsewhere.
+    priced.path.iter().try_for_each(|path| outputs.spare_model(path))?;
+    let logit_rows = match args.pass_logits {
         PassLogitsArg::None => 0,
         PassLogitsArg::Last => 1,
         PassLogitsArg::All => rows,
     };
-    let budget_bytes = args.budget.limit(&Ceilings::detect()).bytes;
+    let budget_bytes = args.budget.usable(&Ceilings::detect())?.bytes;
     let timeline = Timeline::new(&priced, Dims { rows, logit_rows, kv_len: context }, budget_bytes)?;
-    let write = |path: &Path, text: &str| {
-        let fault = |source| AppError::File { doing: "write", path: path.to_owned(), source };
-        files::write_whole(path, text.as_bytes()).map_err(fault)
-    };
     if let Some(path) = &args.csv {
-        write(path, &timeline.csv())?;
+        files::write_output(path, &timeline.csv())?;
     }
     if let Some(path) = &args.svg {
-        write(path, &picture::draw(path, &timeline)?)?;
+        files::write_output(path, &picture::draw(path, &timeline)?)?;
     }
     let text = match (args.json, args.all) {
         (true, _) => serde_json::to_string(&timeline).map_err(io::Error::from).map_err(AppError::Stdout)? + "\n",
@@ -141,7 +129,8 @@ pub(crate) fn plan(args: &PlanArgs, sources: &Sources, cancel: &CancelToken) -> 
 impl Timeline {
     fn new(priced: &Priced, dims: Dims, budget_bytes: Option<u64>) -> Result<Self, AppError> {
         let name = one_line(&priced.name, MAX_NAME_CHARS);
-        let Some((architecture, cost)) = priced.program() else { return Err(AppError::NoProgram { name }) };
+        let (architecture, cost) =
+            priced.program().map_err(|why| AppError::NoProgram { name: name.clone(), why: why.to_owned() })?;
         let program = &architecture.program;
         let plan = program.plan(&dims, &cost);
         let steps: Vec<Step> = steps(program, &plan).collect();
@@ -183,7 +172,7 @@ impl Timeline {
     fn csv(&self) -> String {
         let mut text = "step,op,place,live_bytes,scratch_bytes,arena_bytes,total_bytes\n".to_owned();
         for step in &self.steps {
-            let Step { step: index, op, place, live_bytes, scratch_bytes, arena_bytes } = step;
+            let Step { step: index, op, place, live_bytes, scratch_bytes, arena_bytes, .. } = step;
             let total = self.resident_bytes().saturating_add(*arena_bytes);
             // Writing to a string cannot fail. Places are words, numbers and slashes.
             let _ = writeln!(text, "{index},{op},{place},{live_bytes},{scratch_bytes},{arena_bytes},{total}");
@@ -244,13 +233,13 @@ impl Timeline {
 
     /// The largest steps; those that differ by their layer alone count once, with their number.
     fn largest(&self) -> Vec<(&Step, usize)> {
-        let mut groups: BTreeMap<(&str, &str, u64), (&Step, usize)> = BTreeMap::new();
+        let mut groups: BTreeMap<(&str, &str, &[String], u64), (&Step, usize)> = BTreeMap::new();
         for step in &self.steps {
             let part = match step.place.strip_prefix("layer ") {
                 Some(rest) => rest.split_once('/').map_or("layer", |(_, part)| part),
                 None => &step.place,
             };
-            groups.entry((step.op, part, step.bytes())).or_insert((step, 0)).1 += 1;
+            groups.entry((step.op, part, &step.weights, step.bytes())).or_insert((step, 0)).1 += 1;
         }
         let mut groups: Vec<_> = groups.into_values().collect();
         groups.sort_by_key(|(step, _)| (std::cmp::Reverse(step.bytes()), step.step));
@@ -261,7 +250,9 @@ impl Timeline {
 
 impl Step {
     fn title(&self) -> String {
-        if self.place.is_empty() { self.op.to_owned() } else { format!("{} ({})", self.op, self.place) }
+        let weights = if self.weights.is_empty() { String::new() } else { format!(" {}", self.weights.join(" + ")) };
+        let place = if self.place.is_empty() { String::new() } else { format!(" ({})", self.place) };
+        format!("{}{weights}{place}", self.op)
     }
 }
 
@@ -270,8 +261,25 @@ fn steps<'a>(program: &'a Program, plan: &'a MemoryPlan) -> impl Iterator<Item =
         step: index,
         op: program.step(entry.step).op.name(),
         place: program.label(entry.label).to_owned(),
+        weights: weights(program, &program.step(entry.step).op),
         live_bytes: entry.live_bytes,
         scratch_bytes: entry.scratch_bytes,
         arena_bytes: entry.high_water_bytes,
     })
+}
+
+/// Names of the matrices and norms that a step reads.
+fn weights(program: &Program, op: &Op) -> Vec<String> {
+    let slots = match op {
+        Op::Linear { parts, .. } => parts.iter().map(|part| part.weight).collect(),
+        Op::ExpertLinear { weight, .. } | Op::RmsNorm { weight, .. } => vec![*weight],
+        _ => Vec::new(),
+    };
+    let short = |name: &str| {
+        let name = name.strip_suffix(".weight").unwrap_or(name);
+        // `blk.<layer>.`, which the place says.
+        let within = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
+        within.map_or(name, |(_, name)| name).to_owned()
+    };
+    slots.into_iter().map(|slot| short(&program.slot(slot).name)).collect()
 }

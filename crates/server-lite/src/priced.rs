@@ -11,12 +11,12 @@ use crate::{
     run, settings,
 };
 use plimsoll_memguard::{
-    Config, Estimate, EstimateSettings, Pass, Profile, Registry, StorageFormat, TransientSource, WeightFormats,
-    system_probe,
+    Config, Estimate, EstimateError, EstimateSettings, Pass, Profile, Registry, StorageFormat, TransientSource,
+    WeightFormats, system_probe,
 };
 use plimsoll_models::{
-    Checkpoint, CpuCost, CpuProfile, CpuSettings, LoadPlan, ModelError, Outline, OutlineTypes, arch::Architecture,
-    sampler::SamplerParams,
+    Checkpoint, CpuCost, CpuProfile, CpuSettings, FolderError, LoadPlan, ModelError, Outline, OutlineTypes,
+    arch::Architecture, sampler::SamplerParams,
 };
 use plimsoll_prefill::{CancelToken, DEFAULT_MAX_ROWS};
 use serde_json::{Map, Value};
@@ -28,6 +28,9 @@ use std::{
 
 /// Largest config.json; models' own settings files are held to the same.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
+
+/// The mark of UTF-8 that some editors put before a text.
+const UTF8_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// Heap of a tokenizer for each token of its vocabulary, where there is none to be measured: SmolLM2's takes 43 bytes a token,
 /// Gemma 3's 28.
@@ -48,6 +51,8 @@ const PROMPT_BYTES_PER_TOKEN: u64 = 8;
 /// A model that can be priced.
 pub(crate) struct Priced {
     pub(crate) name: String,
+    /// Where the model of `--model` was found; `None` for one that is not here, and for `--config`.
+    pub(crate) path: Option<PathBuf>,
     kind: Kind,
     settings: CpuSettings,
     pub(crate) vocab_size: usize,
@@ -66,8 +71,8 @@ enum Kind {
     Plan(Box<LoadPlan>),
     /// Of settings alone. The bytes of the weights are given where they are known better.
     Outline { outline: Box<Outline>, weights_bytes: Option<u64> },
-    /// Without a program.
-    Closed(Estimate),
+    /// Without a program, for this reason.
+    Closed { estimate: Estimate, why: String },
 }
 
 impl Priced {
@@ -89,7 +94,8 @@ impl Priced {
                 if path.is_dir() && !path.join("config.json").exists() {
                     return Err(AppError::ModelFolder { path });
                 }
-                reader.checkpoint(path, true)
+                let priced = reader.checkpoint(path.clone(), true)?;
+                Ok(Self { path: Some(path), ..priced })
             }
             Subject::Config(path) => reader.header(path),
         }
@@ -99,18 +105,18 @@ impl Priced {
     pub(crate) fn transient_source(&self) -> TransientSource {
         match &self.kind {
             Kind::Plan(_) | Kind::Outline { .. } => TransientSource::Plan,
-            Kind::Closed(estimate) => estimate.transient_source(),
+            Kind::Closed { estimate, .. } => estimate.transient_source(),
         }
     }
 
-    /// The program and what prices its steps; `None` for a closed form.
-    pub(crate) fn program(&self) -> Option<(&Architecture, CpuCost<'_>)> {
+    /// The program and what prices its steps; for a closed form, why there is none.
+    pub(crate) fn program(&self) -> Result<(&Architecture, CpuCost<'_>), &str> {
         let (architecture, weight_types) = match &self.kind {
             Kind::Plan(plan) => (plan.architecture(), plan.weight_types()),
             Kind::Outline { outline, .. } => (outline.architecture(), outline.weight_types()),
-            Kind::Closed(_) => return None,
+            Kind::Closed { why, .. } => return Err(why),
         };
-        Some((architecture, CpuCost { weight_types, settings: self.settings }))
+        Ok((architecture, CpuCost { weight_types, settings: self.settings }))
     }
 
     pub(crate) fn settings(&self) -> &CpuSettings {
@@ -153,7 +159,7 @@ impl Profile for Priced {
         match &self.kind {
             Kind::Plan(plan) => plan.weights_bytes(),
             Kind::Outline { outline, weights_bytes } => weights_bytes.unwrap_or_else(|| outline.weights_bytes()),
-            Kind::Closed(estimate) => estimate.weights_bytes(),
+            Kind::Closed { estimate, .. } => estimate.weights_bytes(),
         }
     }
 
@@ -161,7 +167,7 @@ impl Profile for Priced {
         match &self.kind {
             Kind::Plan(plan) => CpuProfile::of_plan(plan, self.settings).kv_bytes(context_tokens),
             Kind::Outline { outline, .. } => CpuProfile::of_outline(outline, self.settings).kv_bytes(context_tokens),
-            Kind::Closed(estimate) => estimate.kv_bytes(context_tokens),
+            Kind::Closed { estimate, .. } => estimate.kv_bytes(context_tokens),
         }
     }
 
@@ -169,7 +175,7 @@ impl Profile for Priced {
         match &self.kind {
             Kind::Plan(plan) => CpuProfile::of_plan(plan, self.settings).transient_bytes(pass),
             Kind::Outline { outline, .. } => CpuProfile::of_outline(outline, self.settings).transient_bytes(pass),
-            Kind::Closed(estimate) => estimate.transient_bytes(pass),
+            Kind::Closed { estimate, .. } => estimate.transient_bytes(pass),
         }
     }
 }
@@ -185,7 +191,13 @@ impl Reader<'_> {
     /// A GGUF file or a folder, header by header. `with_text`: the tokenizer is read too, as a run does, so that its size is measured.
     fn checkpoint(&self, path: PathBuf, with_text: bool) -> Result<Priced, AppError> {
         let fault = |source| AppError::Model { path: path.clone(), source: Box::new(source) };
-        let checkpoint = Checkpoint::open(&path).map_err(fault)?;
+        let checkpoint = Checkpoint::open(&path).map_err(|error| match error {
+            // Its settings are enough for an estimate.
+            ModelError::Folder(source @ FolderError::NoWeights { .. }) => {
+                AppError::NoWeights { path: path.clone(), source }
+            }
+            error => fault(error),
+        })?;
         let plan = match LoadPlan::with_options(&checkpoint, &settings::loading(self.engine)) {
             Ok(plan) => plan,
             Err(error) => return self.without_program(&path, &checkpoint, error),
@@ -213,6 +225,7 @@ impl Reader<'_> {
         drop(text);
         Ok(Priced {
             name,
+            path: None,
             kind: Kind::Plan(Box::new(plan)),
             settings: self.settings,
             vocab_size: dimensions.vocab_size,
@@ -226,30 +239,33 @@ impl Reader<'_> {
     /// The closed form of a checkpoint that has no program here; `error` says why.
     fn without_program(&self, path: &Path, checkpoint: &Checkpoint, error: ModelError) -> Result<Priced, AppError> {
         let settings = self.closed_settings();
-        let (estimate, config) = match checkpoint {
-            _ if !is_about_the_program(&error) => (None, None),
-            Checkpoint::Gguf(gguf) => (Registry::builtin().from_metadata(gguf, &settings).ok(), None),
-            Checkpoint::Folder(folder) => {
-                let config = Value::Object(folder.config().clone());
-                let settings = EstimateSettings { weights_bytes: Some(folder.weight_file_bytes()), ..settings };
-                (Registry::builtin().from_config(&config, &settings).ok(), Some(config))
-            }
-        };
-        let Some(estimate) = estimate else {
+        if !is_about_the_program(&error) {
             return Err(AppError::Model { path: path.to_owned(), source: Box::new(error) });
-        };
-        let (name, vocab_size, trained_context) = match checkpoint {
+        }
+        let why = cannot_run(&error);
+        let refused = |source| refusal(path, error, source);
+        match checkpoint {
             Checkpoint::Gguf(gguf) => {
+                let estimate = Registry::builtin().from_metadata(gguf, &settings).map_err(refused)?;
                 let text = |key: &str| gguf.find_str(key).ok().flatten().map(str::to_owned);
                 let architecture = text("general.architecture").unwrap_or_default();
                 let tokens = plimsoll_memguard::Metadata::array_len(gguf, "tokenizer.ggml.tokens").unwrap_or(0);
                 let context = plimsoll_memguard::Metadata::number(gguf, &format!("{architecture}.context_length"));
                 let context = context.and_then(|context| usize::try_from(context).ok());
-                (text("general.name").unwrap_or(architecture), tokens, context)
+                let facts = Facts {
+                    name: text("general.name").unwrap_or(architecture),
+                    vocab_size: tokens,
+                    trained_context: context,
+                };
+                Ok(self.closed(facts, estimate, why))
             }
-            Checkpoint::Folder(_) => facts_of(&Config::new(config.as_ref().unwrap_or(&Value::Null))),
-        };
-        Ok(self.closed(name, estimate, vocab_size, trained_context, cannot_run(&error)))
+            Checkpoint::Folder(folder) => {
+                let config = Value::Object(folder.config().clone());
+                let settings = EstimateSettings { weights_bytes: Some(folder.weight_file_bytes()), ..settings };
+                let (estimate, facts) = closed_form(&config, &settings).map_err(refused)?;
+                Ok(self.closed(facts, estimate, why))
+            }
+        }
     }
 
     /// A file of which the header is read: a GGUF file, or a config.json.
@@ -277,7 +293,7 @@ impl Reader<'_> {
         if length > MAX_CONFIG_BYTES {
             return Err(broken(ConfigFault::TooLarge { bytes: length, max_bytes: MAX_CONFIG_BYTES }));
         }
-        match serde_json::from_slice(&bytes) {
+        match serde_json::from_slice(bytes.strip_prefix(UTF8_MARK).unwrap_or(&bytes)) {
             Ok(Value::Object(config)) => self.config(&path, config),
             Ok(_) => Err(broken(ConfigFault::NoObject)),
             Err(error) => Err(broken(ConfigFault::Json(error))),
@@ -287,24 +303,22 @@ impl Reader<'_> {
     /// The settings of a folder.
     fn config(&self, path: &Path, config: Map<String, Value>) -> Result<Priced, AppError> {
         let types = settings::loading(self.engine).quantize.map_or_else(OutlineTypes::default, OutlineTypes::all);
-        let outline = Outline::from_config(&config, types);
-        let config = Value::Object(config);
-        let (name, vocab_size, trained_context) = facts_of(&Config::new(&config));
-        let error = match outline {
+        let error = match Outline::from_config(&config, types) {
             Ok(outline) => {
                 let note = "weights by config.json alone, KV and transients by the program".to_owned();
+                let name = name_of(&Config::new(&Value::Object(config)));
                 return Ok(self.outline(name, outline, None, note));
             }
             Err(error) => error,
         };
-        match Registry::builtin().from_config(&config, &self.closed_settings()) {
-            Ok(estimate) => Ok(self.closed(name, estimate, vocab_size, trained_context, cannot_run(&error))),
-            // The program's own words are about the file; the closed form's only where it has no program at all.
-            Err(source) if matches!(error, ModelError::UnknownArchitecture { .. }) => {
-                Err(AppError::Estimate { path: path.to_owned(), source })
-            }
-            Err(_) => Err(AppError::Model { path: path.to_owned(), source: Box::new(error) }),
+        // Without a field that only a program needs, there is a closed form still.
+        if !is_about_the_program(&error) && !matches!(error, ModelError::MissingField { .. }) {
+            return Err(AppError::Model { path: path.to_owned(), source: Box::new(error) });
         }
+        let why = cannot_run(&error);
+        let closed = closed_form(&Value::Object(config), &self.closed_settings());
+        let (estimate, facts) = closed.map_err(|source| refusal(path, error, source))?;
+        Ok(self.closed(facts, estimate, why))
     }
 
     /// A packaged model that is not on this machine: what is known of it beforehand.
@@ -321,6 +335,7 @@ impl Reader<'_> {
         let unread = TOKENIZER_BYTES_PER_TOKEN.saturating_mul(dimensions.vocab_size as u64);
         Priced {
             name,
+            path: None,
             kind: Kind::Outline { outline: Box::new(outline), weights_bytes },
             settings: self.settings,
             vocab_size: dimensions.vocab_size,
@@ -331,22 +346,17 @@ impl Reader<'_> {
         }
     }
 
-    fn closed(
-        &self,
-        name: String,
-        estimate: Estimate,
-        vocab_size: usize,
-        trained_context: Option<usize>,
-        why: String,
-    ) -> Priced {
+    fn closed(&self, facts: Facts, estimate: Estimate, why: String) -> Priced {
+        let Facts { name, vocab_size, trained_context } = facts;
         let unread = TOKENIZER_BYTES_PER_TOKEN.saturating_mul(vocab_size as u64);
         Priced {
             name,
-            kind: Kind::Closed(estimate),
+            path: None,
+            notes: vec![why.clone(), "all figures are closed forms: estimates".to_owned()],
+            kind: Kind::Closed { estimate, why },
             settings: self.settings,
             vocab_size,
             trained_context,
-            notes: vec![why, "all figures are closed forms: estimates".to_owned()],
             loading_bytes: 0,
             resident_bytes: resident_bytes().saturating_add(unread),
         }
@@ -392,11 +402,42 @@ fn cannot_run(error: &ModelError) -> String {
     }
 }
 
-/// Name, vocabulary and trained context by a config.
-fn facts_of(config: &Config<'_>) -> (String, usize, Option<usize>) {
-    let name = config.names().next().unwrap_or_default().to_owned();
-    let size = |field| config.optional(field).ok().flatten();
-    (name, size("vocab_size").unwrap_or(0), size("max_position_embeddings"))
+/// What a file that has no program says of itself.
+struct Facts {
+    name: String,
+    vocab_size: usize,
+    trained_context: Option<usize>,
+}
+
+/// The closed form of a config.json, which is checked field by field as it is read.
+fn closed_form(config: &Value, settings: &EstimateSettings) -> Result<(Estimate, Facts), EstimateError> {
+    let estimate = Registry::builtin().from_config(config, settings)?;
+    let config = Config::new(config);
+    let facts = Facts {
+        name: name_of(&config),
+        vocab_size: config.required("vocab_size")?,
+        trained_context: config.optional_size("max_position_embeddings")?,
+    };
+    Ok((estimate, facts))
+}
+
+fn name_of(config: &Config<'_>) -> String {
+    config.names().next().unwrap_or_default().to_owned()
+}
+
+/// Why there is neither a program nor a closed form: what the closed form found wrong with the file, unless it knows less of it than the program.
+fn refusal(path: &Path, error: ModelError, source: EstimateError) -> AppError {
+    let path = path.to_owned();
+    let is_known = !matches!(error, ModelError::UnknownArchitecture { .. });
+    match (&error, &source) {
+        (_, EstimateError::NoArchitecture | EstimateError::UnknownArchitecture { .. }) if is_known => {
+            AppError::Model { path, source: Box::new(error) }
+        }
+        (ModelError::MissingField { .. }, EstimateError::MissingField { .. }) => {
+            AppError::Model { path, source: Box::new(error) }
+        }
+        _ => AppError::Estimate { path, source },
+    }
 }
 
 /// What the system charges to this process now.

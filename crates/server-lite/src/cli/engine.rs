@@ -1,5 +1,7 @@
 //! Arguments that a run and its estimate share: what decides routes, types and bytes.
 
+use super::number;
+use crate::error::AppError;
 use clap::{Args, ValueEnum};
 use plimsoll_memguard::{ByteSize, Ceilings, Policy, RunsOn};
 use std::num::NonZeroUsize;
@@ -25,7 +27,20 @@ pub(crate) struct Limit {
 }
 
 impl BudgetArgs {
-    /// The user's budget, or what the policy leaves of the lowest limit that the machine sets, with its source.
+    /// The user's budget, or what the policy leaves of the lowest of these limits, with its source; refused if that is nothing.
+    ///
+    /// # Errors
+    /// [`AppError::Usage`] with the limit and what the policy takes off it.
+    pub(crate) fn usable(self, ceilings: &Ceilings) -> Result<Limit, AppError> {
+        let limit = self.limit(ceilings);
+        if limit.bytes == Some(0) && self.memory_budget.is_none() {
+            let message = format!("--memory-policy {} leaves nothing of {}", self.memory_policy, limit.source);
+            return Err(AppError::Usage(message));
+        }
+        Ok(limit)
+    }
+
+    /// The same, whatever it is.
     pub(crate) fn limit(self, ceilings: &Ceilings) -> Limit {
         if let Some(budget) = self.memory_budget {
             return Limit { bytes: Some(budget.bytes()), source: "--memory-budget".to_owned() };
@@ -48,7 +63,7 @@ impl BudgetArgs {
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct EngineArgs {
     /// Threads; default: one per core that the process may use.
-    #[arg(long, env = "PLIMSOLL_THREADS", value_name = "N")]
+    #[arg(long, env = "PLIMSOLL_THREADS", value_name = "N", value_parser = number::size::<NonZeroUsize>)]
     pub(crate) threads: Option<NonZeroUsize>,
     /// Quantize matrices that are stored as f32, f16 or bf16 to this type while they are read.
     #[arg(long, env = "PLIMSOLL_QUANTIZE", value_enum)]

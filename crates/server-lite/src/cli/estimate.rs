@@ -1,6 +1,6 @@
 //! Arguments of `estimate`, `plan` and `doctor`.
 
-use super::{BudgetArgs, CacheArgs, ChunkArg, EngineArgs};
+use super::{BudgetArgs, CacheArgs, ChunkArg, EngineArgs, number};
 use crate::error::AppError;
 use clap::{ArgMatches, Args, ValueEnum, builder::FalseyValueParser, parser::ValueSource};
 use std::{
@@ -57,10 +57,10 @@ pub(crate) struct EstimateArgs {
     #[command(flatten)]
     pub(crate) subject: SubjectArgs,
     /// Tokens of the prompt.
-    #[arg(long, env = "PLIMSOLL_CONTEXT", value_name = "N")]
+    #[arg(long, env = "PLIMSOLL_CONTEXT", value_name = "N", value_parser = number::size::<NonZeroUsize>)]
     pub(crate) context: NonZeroUsize,
     /// Tokens of the answer, which come on top of the prompt.
-    #[arg(short = 'n', long, env = "PLIMSOLL_MAX_TOKENS", value_name = "N", default_value_t = 0)]
+    #[arg(short = 'n', long, env = "PLIMSOLL_MAX_TOKENS", value_name = "N", default_value_t = 0, value_parser = number::count::<usize>)]
     pub(crate) max_tokens: usize,
     /// Rows per prefill chunk; `auto`: the most that the budget allows, up to 512.
     #[arg(long, env = "PLIMSOLL_CHUNK", default_value = "auto", value_name = "auto|N")]
@@ -79,14 +79,14 @@ pub(crate) struct PlanArgs {
     #[command(flatten)]
     pub(crate) subject: SubjectArgs,
     /// Tokens that the sequence holds after the pass.
-    #[arg(long, env = "PLIMSOLL_CONTEXT", value_name = "N")]
+    #[arg(long, env = "PLIMSOLL_CONTEXT", value_name = "N", value_parser = number::size::<NonZeroUsize>)]
     pub(crate) context: NonZeroUsize,
     /// Rows of the pass; `auto`: 512, or the whole context if that is less.
     #[arg(long, env = "PLIMSOLL_CHUNK", default_value = "auto", value_name = "auto|N")]
     pub(crate) chunk: ChunkArg,
     /// Rows whose logits are computed.
-    #[arg(long, env = "PLIMSOLL_LOGIT_ROWS", value_enum, default_value_t = PassLogitsArg::Last)]
-    pub(crate) logit_rows: PassLogitsArg,
+    #[arg(long, alias = "logit-rows", env = "PLIMSOLL_PASS_LOGITS", value_enum, default_value_t = PassLogitsArg::Last)]
+    pub(crate) pass_logits: PassLogitsArg,
     /// List every step in the order they run, instead of the largest ones.
     #[arg(long, env = "PLIMSOLL_ALL", value_parser = FalseyValueParser::new())]
     pub(crate) all: bool,

@@ -1,5 +1,6 @@
 //! How tokens are chosen, and where the answer ends.
 
+use super::number;
 use clap::Args;
 use plimsoll_models::sampler::SamplerParams;
 use std::{collections::BTreeMap, str::FromStr};
@@ -7,52 +8,34 @@ use std::{collections::BTreeMap, str::FromStr};
 #[derive(Debug, Args)]
 pub(crate) struct SamplingArgs {
     /// Sampling temperature; 0 takes the most likely token.
-    #[arg(short, long, env = "PLIMSOLL_TEMPERATURE", default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(short, long, env = "PLIMSOLL_TEMPERATURE", default_value_t = 0.0)]
     pub(crate) temperature: f32,
     /// Sample among the N most likely tokens only.
-    #[arg(long, env = "PLIMSOLL_TOP_K", value_name = "N")]
+    #[arg(long, env = "PLIMSOLL_TOP_K", value_name = "N", value_parser = number::count::<usize>)]
     pub(crate) top_k: Option<usize>,
     /// Sample among the most likely tokens that together reach this probability.
-    #[arg(long, env = "PLIMSOLL_TOP_P", value_name = "P", default_value_t = 1.0, allow_negative_numbers = true)]
+    #[arg(long, env = "PLIMSOLL_TOP_P", value_name = "P", default_value_t = 1.0)]
     pub(crate) top_p: f32,
     /// Sample among tokens at least this fraction as likely as the most likely one.
-    #[arg(long, env = "PLIMSOLL_MIN_P", value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(long, env = "PLIMSOLL_MIN_P", value_name = "P", default_value_t = 0.0)]
     pub(crate) min_p: f32,
     /// Sample among the tokens whose surprise is nearest to the expected one, that together reach this probability.
-    #[arg(long, env = "PLIMSOLL_TYPICAL_P", value_name = "P", default_value_t = 1.0, allow_negative_numbers = true)]
+    #[arg(long, env = "PLIMSOLL_TYPICAL_P", value_name = "P", default_value_t = 1.0)]
     pub(crate) typical_p: f32,
     /// Makes tokens of prompt and answer less likely: positive logits are divided by it, negative ones multiplied; 1 changes nothing.
-    #[arg(
-        long,
-        env = "PLIMSOLL_REPETITION_PENALTY",
-        value_name = "X",
-        default_value_t = 1.0,
-        allow_negative_numbers = true
-    )]
+    #[arg(long, env = "PLIMSOLL_REPETITION_PENALTY", value_name = "X", default_value_t = 1.0)]
     pub(crate) repetition_penalty: f32,
     /// Subtracted from the logit of every token that the answer holds.
-    #[arg(
-        long,
-        env = "PLIMSOLL_PRESENCE_PENALTY",
-        value_name = "X",
-        default_value_t = 0.0,
-        allow_negative_numbers = true
-    )]
+    #[arg(long, env = "PLIMSOLL_PRESENCE_PENALTY", value_name = "X", default_value_t = 0.0)]
     pub(crate) presence_penalty: f32,
     /// Subtracted from a token's logit as often as the answer holds it.
-    #[arg(
-        long,
-        env = "PLIMSOLL_FREQUENCY_PENALTY",
-        value_name = "X",
-        default_value_t = 0.0,
-        allow_negative_numbers = true
-    )]
+    #[arg(long, env = "PLIMSOLL_FREQUENCY_PENALTY", value_name = "X", default_value_t = 0.0)]
     pub(crate) frequency_penalty: f32,
     /// Added to the logits of these tokens, like 13=-5,42=-inf.
     #[arg(long, env = "PLIMSOLL_LOGIT_BIAS", value_name = "ID=BIAS[,..]")]
     pub(crate) logit_bias: Option<LogitBias>,
     /// Seed of the sampler: the same seed gives the same text.
-    #[arg(short, long, env = "PLIMSOLL_SEED", default_value_t = 0)]
+    #[arg(short, long, env = "PLIMSOLL_SEED", value_name = "N", default_value_t = 0, value_parser = number::count::<u64>)]
     pub(crate) seed: u64,
     /// End the answer before this text; may be given more than once, in the environment once.
     #[arg(long, env = "PLIMSOLL_STOP", value_name = "TEXT", allow_hyphen_values = true)]

@@ -173,7 +173,8 @@ fn parse_ids(path: &Path, text: &str) -> Result<Vec<u32>, AppError> {
             AppError::Usage(format!("{}: word {} is \"{word}\", no token id", shown(path), index + 1))
         })
     };
-    text.split_whitespace().enumerate().map(parse).collect()
+    // Some editors put the mark of UTF-8 before the text.
+    text.trim_start_matches('\u{feff}').split_whitespace().enumerate().map(parse).collect()
 }
 
 /// Fewest tokens that `text_bytes` bytes can become: as many as there were if each were the vocabulary's longest token.
@@ -237,6 +238,7 @@ mod tests {
 
     #[test]
     fn ids_are_separated_by_any_white_space() {
+        assert_eq!(parse_ids(Path::new("f"), "\u{feff}5 6").unwrap(), [5, 6]);
         assert_eq!(parse_ids(Path::new("f"), " 1\n22\t3 \r\n").unwrap(), [1, 22, 3]);
     }
 

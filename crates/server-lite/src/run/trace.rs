@@ -63,21 +63,17 @@ impl Observers {
 
     /// Writes the files that were asked for.
     pub(super) fn write(&self, args: &RunArgs, session: &CpuSession<Self>, memory: Memory) -> Result<(), AppError> {
-        let write = |path: &Path, text: &str| {
-            let fault = |source| AppError::File { doing: "write", path: path.to_owned(), source };
-            files::write_whole(path, text.as_bytes()).map_err(fault)
-        };
         if let (Some(path), Some(hashes)) = (&args.trace_hashes, &self.hashes) {
-            write(path, &hash_lines(hashes))?;
+            files::write_output(path, &hash_lines(hashes))?;
         }
         if let Some(path) = &args.memory_trace {
             let rows = self.rows(session, memory);
             match Kind::of(path) {
                 Some(Kind::Svg) => {
                     let fault = |message| AppError::Trace { path: path.clone(), message };
-                    write(path, &picture::draw(&rows, memory).map_err(fault)?)?;
+                    files::write_output(path, &picture::draw(&rows, memory).map_err(fault)?)?;
                 }
-                _ => write(path, &csv(&rows))?,
+                _ => files::write_output(path, &csv(&rows))?,
             }
         }
         Ok(())

@@ -21,6 +21,12 @@ fn the_machine_is_described() {
     assert_eq!(sets.as_array().unwrap().iter().filter(|set| set["chosen"] == true).count(), 1);
     assert_eq!(report["cpu"]["threads"], 3);
     assert!(report["devices"].to_string().contains("metal"));
+    let available = report["cpu"]["available_threads"].as_u64().unwrap();
+    let text = run(["doctor", "--threads", &(available + 1).to_string()]).ok();
+    let more = format!("threads: {}, more than the {available} that this process may use", available + 1);
+    assert!(text.contains(&more), "{text}");
+    let text = run(["doctor", "--threads", "1"]).ok();
+    assert!(text.contains(&format!("threads: 1 of {available} that")), "{text}");
     let scalar = run(["doctor", "--json", "--cpu", "scalar"]).json();
     assert_eq!(scalar["cpu"]["instruction_sets"][4]["chosen"], true);
 }

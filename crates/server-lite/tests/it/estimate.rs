@@ -1,6 +1,10 @@
 //! `plimsoll estimate`: the numbers that `run` reserves, before there is anything to run.
 
-use crate::{Folder, Ran, golden, model_file::ModelFile, run, run_ids};
+use crate::{
+    Folder, Ran, golden,
+    model_file::{ModelFile, Setting},
+    run, run_ids,
+};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -211,7 +215,7 @@ fn what_has_no_program_is_a_closed_form_and_says_so() {
     for (key, setting) in &mut file.keys {
         *key = key.replace("llama.", "mistral.");
         if key == "general.architecture" {
-            *setting = crate::model_file::Setting::Text("mistral".to_owned());
+            *setting = Setting::Text("mistral".to_owned());
         }
     }
     let model = folder.file("mistral.gguf", file.bytes());
@@ -220,6 +224,222 @@ fn what_has_no_program_is_a_closed_form_and_says_so() {
         assert_eq!(answer["transient_source"], "closed form", "{answer}");
         assert!(number(&answer["weights_bytes"]) > 0 && number(&answer["kv_bytes"]) > 0, "{answer}");
     }
+}
+
+/// A config.json of Llama's sizes, without experts; `changes` go over it.
+fn config_of(model_type: &str, changes: &[(&str, Value)]) -> String {
+    let mut config = json!({
+        "model_type": model_type, "vocab_size": 32_000, "hidden_size": 512, "intermediate_size": 1_024, "num_hidden_layers": 4,
+        "num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": 4_096, "rms_norm_eps": 1e-5,
+    });
+    let experts = [("num_experts_per_tok", 2), ("moe_intermediate_size", 256)];
+    match model_type {
+        "qwen3_moe" => {
+            experts.iter().chain(&[("num_experts", 8)]).for_each(|&(field, value)| config[field] = json!(value))
+        }
+        "gpt_oss" => experts[..1].iter().chain(&[("num_local_experts", 8), ("sliding_window", 128)]).for_each(
+            |&(field, value)| {
+                config[field] = json!(value);
+            },
+        ),
+        "deepseek_v3" => {
+            let latent = [("kv_lora_rank", 64), ("qk_nope_head_dim", 64), ("qk_rope_head_dim", 32), ("v_head_dim", 64)];
+            let all = experts.iter().chain(&latent).chain(&[("n_routed_experts", 8)]);
+            all.for_each(|&(field, value)| config[field] = json!(value));
+        }
+        _ => {}
+    }
+    for (field, value) in changes {
+        config[field] = value.clone();
+    }
+    config.to_string()
+}
+
+#[test]
+fn a_config_that_no_model_can_have_is_refused_by_field_value_and_what_is_expected() {
+    let folder = Folder::new();
+    for model_type in ["llama", "mistral", "qwen3_moe", "gpt_oss", "deepseek_v3"] {
+        let config = folder.file("sound.json", config_of(model_type, &[]));
+        run(["estimate", "--config", &config, "--context", "64"]).ok();
+    }
+    let sizes = ["hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"];
+    let mut cases: Vec<(&str, &str, Value, String)> = Vec::new();
+    for (model_type, own) in [
+        ("llama", &["num_key_value_heads", "intermediate_size", "head_dim"][..]),
+        ("mistral", &["num_key_value_heads", "intermediate_size", "head_dim", "sliding_window"]),
+        ("gemma3_text", &["sliding_window"]),
+        ("gpt_oss", &["num_local_experts", "num_experts_per_tok", "sliding_window"]),
+        ("deepseek_v3", &["kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "v_head_dim", "n_routed_experts"]),
+        ("qwen3_moe", &["num_experts_per_tok", "moe_intermediate_size"]),
+    ] {
+        for field in sizes.iter().chain(own) {
+            for (value, part) in [
+                (json!(0), "1 to "),
+                (json!(-8), "a whole number"),
+                (json!("8"), "a whole number"),
+                (json!(8.0), "a whole number"),
+                (json!(1u64 << 40), "1 to "),
+                (json!(u64::MAX), "1 to "),
+            ] {
+                cases.push((model_type, field, value, part.to_owned()));
+            }
+        }
+    }
+    for (model_type, field, value, part) in [
+        ("llama", "num_key_value_heads", json!(3), "not divisible by"),
+        ("mistral", "num_key_value_heads", json!(3), "not divisible by"),
+        ("llama", "hidden_size", json!(513), "not divisible by"),
+        ("mistral", "hidden_size", json!(513), "not divisible by"),
+        ("gpt_oss", "hidden_size", json!(1u64 << 21), "1 to 1048576"),
+        ("llama", "hidden_size", json!(1u64 << 21), "1 to 1048576"),
+        ("llama", "max_position_embeddings", json!(0), "1 to"),
+        ("mistral", "max_position_embeddings", json!("long"), "a whole number"),
+        ("gpt_oss", "num_experts_per_tok", json!(9), "more than `num_local_experts` = 8"),
+        ("deepseek_v3", "num_experts_per_tok", json!(9), "more than `n_routed_experts` = 8"),
+        ("qwen3_moe", "num_experts_per_tok", json!(9), "more than `num_experts` = 8"),
+        ("gpt_oss", "layer_types", json!(["full_attention"]), "4 layers"),
+        ("qwen3", "layer_types", json!(["full_attention"]), "4 layers"),
+        ("qwen3", "max_window_layers", json!(-1), "a whole number"),
+        ("gemma3_text", "layer_types", json!(["full_attention"]), "4 layers"),
+        ("gemma3_text", "layer_types", json!("full_attention"), "a list of"),
+        ("llama", "torch_dtype", json!("banana"), "bfloat16"),
+        ("mistral", "tie_word_embeddings", json!("no"), "true or false"),
+    ] {
+        cases.push((model_type, field, value, part.to_owned()));
+    }
+    for (model_type, field, value, part) in cases {
+        let case = format!("{model_type}: {field} = {value}");
+        let config = folder.file("config.json", config_of(model_type, &[(field, value.clone())]));
+        for command in ["estimate", "plan"] {
+            let error = run([command, "--config", &config, "--context", "64"]).fails(4);
+            assert!(error.contains(field) && error.contains(&part), "{case}: {error}");
+            let shown = value.to_string();
+            assert!(value.is_array() || error.contains(&shown), "{case}: the value is not shown: {error}");
+        }
+    }
+}
+
+#[test]
+fn what_is_possible_and_not_run_here_has_figures_and_the_programs_own_reason() {
+    let folder = Folder::new();
+    let library = |method: &str| json!({"quant_method": method});
+    for (model_type, field, value, reason) in [
+        ("llama", "rope_scaling", json!({"rope_type": "warp", "factor": 2.0}), "warp"),
+        ("llama", "quantization_config", library("fp8"), "quantization_config = fp8 is not supported"),
+        ("qwen3", "quantization_config", library("gptq"), "quantization_config = gptq is not supported"),
+        ("qwen3_moe", "quantization_config", library("awq"), "quantization_config = awq is not supported"),
+        ("llama", "torch_dtype", json!("float8_e4m3fn"), "torch_dtype = \"float8_e4m3fn\" is not supported"),
+        ("llama", "hidden_act", json!("relu"), "hidden_act = \"relu\" is not supported"),
+        ("gpt_oss", "quantization_config", library("mxfp4"), "there is no program for gpt_oss"),
+    ] {
+        let config = folder.file("config.json", config_of(model_type, &[(field, value)]));
+        let args = ["--config", &config, "--context", "64"];
+        let answer = run(["estimate", "--json"].iter().chain(&args)).json();
+        assert_eq!(answer["transient_source"], "closed form", "{answer}");
+        assert!(number(&answer["weights_bytes"]) > 0 && number(&answer["peak_bytes"]) > 0, "{answer}");
+        let notes: Vec<&str> = answer["notes"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+        assert!(notes.iter().any(|note| note.contains(reason)), "{notes:?}");
+        let refused = run(["plan"].iter().chain(&args)).fails(4);
+        assert!(refused.contains(reason) && refused.contains("has no steps to show"), "{refused}");
+    }
+}
+
+#[test]
+fn a_gguf_header_that_no_model_can_have_is_refused_by_its_key() {
+    let Some(golden) = golden("tiny-gqa-6x2") else { return };
+    let folder = Folder::new();
+    let refused = |architecture: &str, key: &str, setting: Setting| {
+        let mut file = ModelFile::read(&golden.model);
+        for (name, value) in &mut file.keys {
+            *name = name.replace("llama.", &format!("{architecture}."));
+            if name == "general.architecture" {
+                *value = Setting::Text(architecture.to_owned());
+            }
+        }
+        file.set(key, setting);
+        let model = folder.file("model.gguf", file.bytes());
+        let error = run(["estimate", "--config", &model, "--context", "64"]).fails(4);
+        assert!(error.contains(key), "{key}: {error}");
+        error
+    };
+    for architecture in ["llama", "mistral"] {
+        for key in ["embedding_length", "block_count", "attention.head_count", "attention.head_count_kv"] {
+            let key = format!("{architecture}.{key}");
+            for setting in [Setting::U32(0), Setting::I32(-2), Setting::Text("6".to_owned())] {
+                refused(architecture, &key, setting);
+            }
+        }
+        let key = format!("{architecture}.attention.head_count_kv");
+        assert!(refused(architecture, &key, Setting::U32(4)).contains("divisible"));
+    }
+    let error = refused("mistral", "mistral.embedding_length", Setting::Text("many".to_owned()));
+    assert!(error.contains("cannot be \"many\": expected a whole number"), "{error}");
+}
+
+#[test]
+fn a_mark_of_utf_8_before_the_settings_is_no_fault() {
+    let folder = Folder::new();
+    let config = folder.file("config.json", format!("\u{feff}{}", config_of("llama", &[])));
+    assert!(run(["estimate", "--config", &config, "--context", "64"]).ok().contains("It fits."));
+}
+
+#[test]
+fn a_folder_without_weights_is_told_of_its_settings() {
+    let folder = Folder::new();
+    folder.file("config.json", config_of("llama", &[]));
+    let path = folder.arg("");
+    let error = run(["estimate", "-m", &path, "--context", "64"]).fails(4);
+    let config = folder.path("config.json");
+    assert!(
+        error.contains("fetch the weights too") && error.contains(&format!("--config {}", config.display())),
+        "{error}"
+    );
+    run(["estimate", "--config", config.to_str().unwrap(), "--context", "64"]).ok();
+}
+
+#[test]
+fn sums_past_every_machine_are_printed_as_such() {
+    let folder = Folder::new();
+    let largest = [
+        ("hidden_size", json!(1 << 20)),
+        ("intermediate_size", json!(1 << 26)),
+        ("num_hidden_layers", json!(10_000)),
+        ("num_attention_heads", json!(1 << 16)),
+        ("num_key_value_heads", json!(1 << 16)),
+        ("head_dim", json!(1 << 16)),
+        ("vocab_size", json!(1 << 26)),
+    ];
+    for model_type in ["llama", "mistral"] {
+        let config = folder.file("config.json", config_of(model_type, &largest));
+        let text = run(["estimate", "--config", &config, "--context", "4294967295", "--memory-budget", "4PiB"]).ok();
+        assert!(text.contains("over 15 EiB") && text.contains("4 PiB") && !text.contains("1844674"), "{text}");
+        assert!(text.contains("It does not fit"), "{text}");
+    }
+}
+
+#[test]
+fn a_policy_that_leaves_nothing_is_a_usage_error_and_says_of_what() {
+    let Some(golden) = golden("tiny-gqa-6x2") else { return };
+    if run(["doctor", "--json"]).json()["memory"]["budget_bytes"].is_null() {
+        println!("NOT RUN: no limit of this machine is known");
+        return;
+    }
+    let (folder, model) = (Folder::new(), golden.model.to_str().unwrap());
+    let ids = folder.ids(&[1, 2]);
+    let policy = ["--memory-policy", "custom:8EiB"];
+    for args in [
+        &["estimate", "-m", model, "--context", "10"][..],
+        &["plan", "-m", model, "--context", "10"],
+        &["run", "-m", model, "--token-ids", &ids, "-n", "1"],
+    ] {
+        let all = || args.iter().chain(&policy);
+        let error = run(all()).fails(2);
+        assert!(error.contains("--memory-policy custom:8 EiB leaves nothing of "), "{error}");
+        // A budget of one's own goes before any policy.
+        run(all().chain(&["--memory-budget", "1GiB"])).ok();
+    }
+    let text = run(["doctor"].iter().chain(&policy)).ok();
+    assert!(text.contains("a run would get: nothing, and would be refused"), "{text}");
 }
 
 #[test]

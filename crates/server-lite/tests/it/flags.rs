@@ -100,6 +100,11 @@ fn flags_go_before_the_environment() {
         assert_eq!(with("PLIMSOLL_RAW", off, &["-n", "0"]).json()["prompt_tokens"], 2, "{off:?}");
     }
     with("PLIMSOLL_CHUNK", "zero", &[]).fails(2);
+    // What `plan` calls its rows with logits has a name of its own: the values are others than those of `run`.
+    with("PLIMSOLL_PASS_LOGITS", "none", &["-n", "0"]).json();
+    let mut plan = plimsoll(["plan", "-m", model, "--context", "9", "--json"]);
+    plan.env("PLIMSOLL_PASS_LOGITS", "none").env("PLIMSOLL_LOGIT_ROWS", "all");
+    assert_eq!(finish(plan).json()["logit_rows"], 0);
     let mut both = plimsoll(["run", "-m", model]);
     both.env("PLIMSOLL_PROMPT", "a").env("PLIMSOLL_TOKEN_IDS", &ids);
     assert!(finish(both).fails(2).contains("more than one prompt"));

@@ -20,6 +20,22 @@ fn a_folder_answers_with_the_tokens_of_the_reference() {
     }
 }
 
+/// Some editors put one before every text that they save.
+#[test]
+fn a_mark_of_utf_8_before_settings_and_ids_is_no_part_of_them() {
+    let Some(golden) = golden("tiny-gqa-6x2") else { return };
+    let (folder, source) = (Folder::new(), golden.model.parent().unwrap());
+    let marked = |text: &str| format!("\u{feff}{text}");
+    folder.file("config.json", marked(&fs::read_to_string(source.join("config.json")).unwrap()));
+    folder.file("generation_config.json", marked("{\"eos_token_id\": 3}"));
+    fs::copy(source.join("model.safetensors"), folder.path("model.safetensors")).unwrap();
+    let ids: Vec<String> = golden.ids.iter().map(u32::to_string).collect();
+    let ids = folder.file("ids.txt", marked(&ids.join(" ")));
+    let args = ["-n", "1", "--json", "--token-ids", &ids];
+    let sum = |model: &str| run(["run", "-m", model].iter().chain(&args)).json()["first_logits_sha256"].clone();
+    assert_eq!(sum(&folder.arg("")), sum(source.to_str().unwrap()));
+}
+
 #[test]
 fn weights_are_quantized_while_they_are_read() {
     let folder = Folder::new();

@@ -53,6 +53,28 @@ fn faults_of_the_command_line_are_one_line_with_hints() {
     }
 }
 
+/// A negative number is the value of the flag before it, and no flag that nobody knows.
+#[test]
+fn a_negative_number_is_refused_in_the_words_of_its_flag() {
+    let folder = Folder::new();
+    let config = folder.file("config.json", "{}");
+    let run_flags = ["--threads", "--max-tokens", "-n", "--chunk", "--memory-budget", "--top-k", "--seed", "--memdbg"];
+    let run_flags = run_flags.into_iter().chain(["--prefix-cache-limit", "--synthetic-kv"]);
+    let of_run = run_flags.map(|flag| (vec!["run", "--prompt", "x"], flag));
+    let priced = ["--context", "--threads", "--chunk", "--memory-budget"];
+    let of_estimate = priced.into_iter().chain(["-n"]).map(|flag| (vec!["estimate", "--config", &config], flag));
+    let of_plan = priced.map(|flag| (vec!["plan", "--config", &config], flag));
+    for (mut args, flag) in of_run.chain(of_estimate).chain(of_plan).chain([(vec!["doctor"], "--threads")]) {
+        args.extend([flag, "-1"]);
+        let error = run(&args).fails(2);
+        let name = if flag == "-n" { "--max-tokens" } else { flag };
+        assert!(error.contains("invalid value '-1' for ") && error.contains(name), "{args:?}: {error}");
+        assert!(!error.contains("unexpected argument") && !error.contains("invalid digit"), "{args:?}: {error}");
+    }
+    let error = run(["estimate", "--config", &config, "--context", "-5"]).fails(2);
+    assert!(error.contains("expected a whole number from 1 on"), "{error}");
+}
+
 #[test]
 fn a_device_that_is_not_supported_is_refused_with_those_that_are() {
     let error = run(["run", "--prompt", "x", "--device", "metal"]).fails(2);
@@ -78,6 +100,7 @@ fn ids_that_are_none_are_named_with_their_place() {
         ("1.5", "1.5"),
         ("", "prompt is empty"),
         (" \n\t", "prompt is empty"),
+        ("\u{feff}", "prompt is empty"),
         ("5 97", "token id 97 at place 2 is outside of the vocabulary: the model has ids 0 to 96"),
     ] {
         let file = folder.file("bad.txt", content);
