@@ -11,7 +11,7 @@ mod spec;
 mod table;
 
 pub use error::Error;
-pub use prefix::{CacheIdentity, DiskOptions, Hit, PrefixCache};
+pub use prefix::{CacheIdentity, DiskOptions, DiskStats, Hit, PrefixCache};
 pub use recurrent::StateStep;
 pub use sequence::Sequence;
 pub use spec::{KvLayerSpec, KvSpec, LayerSpec, RecurrentSpec, Snapshots};

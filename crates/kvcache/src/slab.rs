@@ -255,6 +255,10 @@ impl CachedSlab {
         self.slab.bytes()
     }
 
+    pub(crate) fn memory(&self) -> &[u8] {
+        &self.slab.memory
+    }
+
     /// A sequence's hold, with what it deposits.
     pub(crate) fn share(&self, deposit: Option<Reservation>) -> SlabRef {
         self.slab.enter(deposit, |books| books.users += 1);

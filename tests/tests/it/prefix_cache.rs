@@ -124,6 +124,7 @@ fn a_hit_has_the_bits_of_a_miss() -> Result<()> {
             ("memory and disk", &restarted, &half, &want_half, 256),
         ] {
             let got = subject.answer(&ledger, Some(cache), prompt)?;
+            cache.finish(|| false);
             ensure!(got.cached == cached, "{name} KV {dtype:?}, {what}: {} cached tokens", got.cached);
             ensure!(got.rows == want.rows[cached..], "{name} KV {dtype:?}, {what}: other bits");
             ensure!(got.greedy == want.greedy, "{name} KV {dtype:?}, {what}: other greedy tokens");

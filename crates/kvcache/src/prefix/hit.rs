@@ -87,12 +87,31 @@ impl PrefixCache {
         let shape = &self.inner.shape;
         let most = (tokens.len().saturating_sub(1) / KV_BLOCK_TOKENS).min(max_tokens / KV_BLOCK_TOKENS);
         let mut keys = self.inner.root.chain(tokens, most);
-        let mut index = self.inner.index();
+        let disk = self.inner.disk.as_ref();
+        // Held from here on, so that nothing of it goes while headers are read, without the lock.
+        let mut in_memory: Vec<Vec<Option<SlabRef>>> = Vec::new();
+        {
+            let index = self.inner.index();
+            let slabs = |key: &Key| -> Vec<Option<SlabRef>> {
+                let share = |part| index.slab(key, part).map(|slab| slab.share(None));
+                (0..shape.part_bytes.len()).map(share).collect()
+            };
+            for key in &keys {
+                let slabs = slabs(key);
+                if disk.is_none() && !held(&slabs).has_all(shape.full) {
+                    break;
+                }
+                in_memory.push(slabs);
+            }
+        }
+        if let Some(disk) = disk {
+            disk.wait_for(&keys);
+        }
         let all = (0..shape.part_bytes.len()).fold(Parts::NONE, Parts::with);
         let mut found: Vec<Parts> = Vec::new();
-        for key in &keys {
-            let mut parts = index.parts(key);
-            if let Some(disk) = self.inner.disk.as_ref().filter(|_| parts != all && !ignored.contains(key)) {
+        for (key, slabs) in keys.iter().zip(&in_memory) {
+            let mut parts = held(slabs);
+            if let Some(disk) = disk.filter(|_| parts != all && !ignored.contains(key)) {
                 parts = parts.or(disk.parts(key));
             }
             if parts == Parts::NONE || !parts.has_all(shape.full) {
@@ -113,11 +132,9 @@ impl PrefixCache {
         let mut parts = Vec::new();
         for part in 0..if border > 0 { shape.part_bytes.len() } else { 0 } {
             let first = first_block(part, border);
-            let slab = |key: &Key| index.slab(key, part).map(|slab| slab.share(None));
-            parts.push((first, keys[first..].iter().map(slab).collect()));
+            parts.push((first, in_memory[first..border].iter_mut().map(|slabs| slabs[part].take()).collect()));
         }
-        index.touch(&keys);
-        drop(index);
+        self.inner.index().touch(&keys);
         Hit { cache: self.clone(), keys, parts }
     }
 
@@ -133,7 +150,7 @@ impl PrefixCache {
                     let missing = purse.pay(saved_bytes.saturating_sub(shared_bytes) + purse.bytes())?;
                     purse.put(Some(missing));
                     if let Some(disk) = &self.inner.disk {
-                        disk.touch(&keys);
+                        disk.touch(keys);
                     }
                     sequence.note_peak();
                     return Ok(());
@@ -226,6 +243,12 @@ impl PrefixCache {
         }
         Ok(Filled::Whole)
     }
+}
+
+/// What there is of a block.
+fn held(slabs: &[Option<SlabRef>]) -> Parts {
+    let held = slabs.iter().enumerate().filter(|(_, slab)| slab.is_some());
+    held.fold(Parts::NONE, |all, (part, _)| all.with(part))
 }
 
 enum Filled {

@@ -72,6 +72,24 @@ impl Key {
         tokens.chunks_exact(KV_BLOCK_TOKENS).take(blocks).map(next).collect()
     }
 
+    /// The key of [`Key::hex`]; nothing for any other text.
+    pub(super) fn from_hex(text: &str) -> Option<Self> {
+        let digit = |byte: u8| match byte {
+            b'0'..=b'9' => Some(byte - b'0'),
+            b'a'..=b'f' => Some(byte - b'a' + 10),
+            _ => None,
+        };
+        let mut key = [0; 32];
+        let (pairs, rest) = text.as_bytes().as_chunks::<2>();
+        if pairs.len() != key.len() || !rest.is_empty() {
+            return None;
+        }
+        for (to, [high, low]) in key.iter_mut().zip(pairs) {
+            *to = digit(*high)? << 4 | digit(*low)?;
+        }
+        Some(Self(key))
+    }
+
     pub(super) fn hex(&self) -> String {
         self.0
             .iter()

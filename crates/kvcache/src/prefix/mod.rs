@@ -15,7 +15,8 @@ use plimsoll_memguard::{Evict, Kind, Ledger, Reservation, ReserveError};
 use crate::slab::SlabRef;
 use crate::spec::GroupSpec;
 use crate::{Error, KvSpec, Sequence};
-use disk::Disk;
+pub use disk::DiskStats;
+use disk::{Block, Disk};
 pub use hit::Hit;
 use index::Index;
 pub use key::CacheIdentity;
@@ -125,7 +126,11 @@ impl Inner {
 
 impl Evict for Inner {
     fn evict(&self, wanted_bytes: u64) {
-        self.index().evict(wanted_bytes);
+        let freed_bytes = self.index().evict(wanted_bytes);
+        // What is on its way to disk goes back once it is there.
+        if let Some(disk) = self.disk.as_ref().filter(|_| freed_bytes < wanted_bytes) {
+            disk.finish(&|| false);
+        }
     }
 }
 
@@ -192,7 +197,9 @@ impl PrefixCache {
     /// decode may have other bits, a decoded token does not belong here. A layer with a window has only its latest blocks left: publish
     /// after each chunk to keep more borders. A recurrent layer has a border only where the sequence kept a snapshot.
     ///
-    /// What finds no memory or no room on disk is left out.
+    /// Only blocks that were not published before cost more than a look at their names. Files are written by a thread of the cache's own; this
+    /// waits for it where its queue is full, or the ledger cannot pay for blocks that the sequence is about to let go of. What finds no
+    /// memory or no room on disk is left out.
     ///
     /// # Errors
     /// [`Error::OtherSpec`], [`Error::OtherLedger`].
@@ -204,15 +211,49 @@ impl PrefixCache {
             self.share(sequence, &keys);
         }
         if let Some(disk) = &self.inner.disk {
-            for (block, key) in keys.iter().enumerate() {
-                let parts: Vec<(usize, &[u8])> =
-                    self.parts_of(sequence, block).map(|(part, slab)| (part, slab.memory())).collect();
-                disk.write(key, &parts);
-            }
-            disk.touch(&keys);
-            disk.trim();
+            self.write(disk, sequence, &keys);
         }
         Ok(())
+    }
+
+    /// Hands the blocks of a chain that are new to the disk's writer, by reference. It holds full blocks at the price that they have; for what
+    /// the sequence will let go of before it ends, the ledger is asked, and where it has nothing, the blocks are written before this returns.
+    fn write(&self, disk: &Disk, sequence: &Sequence, keys: &[Key]) {
+        let (mut blocks, mut is_unpaid) = (Vec::new(), false);
+        for (place, key) in keys.iter().enumerate() {
+            let held = self.parts_of(sequence, place).fold(Parts::NONE, |all, (part, _)| all.with(part));
+            if !disk.takes(key, held) {
+                continue;
+            }
+            let mut hold = |(part, slab): (usize, &SlabRef)| {
+                let deposit = match self.inner.shape.is_full(part) || is_unpaid {
+                    true => None,
+                    false => self.inner.ledger.reserve_free(Kind::PrefixCache, slab.bytes()).ok(),
+                };
+                is_unpaid |= deposit.is_none() && !self.inner.shape.is_full(part);
+                (part, slab.share_with_cache(deposit))
+            };
+            let parts = self.parts_of(sequence, place).map(&mut hold).collect();
+            blocks.push(Block { key: *key, first: keys[0], place, parts });
+        }
+        disk.write(blocks);
+        if is_unpaid {
+            disk.finish_unpaid();
+        }
+    }
+
+    /// Waits until everything that was published is on disk. Once `is_cancelled`, blocks whose writing has not begun are dropped. The last
+    /// handle to a cache waits for the same when it is dropped.
+    pub fn finish(&self, is_cancelled: impl Fn() -> bool) {
+        if let Some(disk) = &self.inner.disk {
+            disk.finish(&is_cancelled);
+        }
+    }
+
+    /// What was done with the folder so far; `None` for a cache in memory alone.
+    #[must_use]
+    pub fn disk_stats(&self) -> Option<DiskStats> {
+        self.inner.disk.as_ref().map(Disk::stats)
     }
 
     /// Holds the blocks of a chain in memory, with the sequence.

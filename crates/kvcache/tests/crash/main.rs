@@ -31,14 +31,15 @@ fn open(ledger: &Ledger, spec: &KvSpec, folder: &Path) -> PrefixCache {
     PrefixCache::with_disk(ledger, spec, &IDENTITY, 0, &disk).unwrap()
 }
 
-/// Writes prompt after prompt until it is killed.
+/// Publishes prompt after prompt until it is killed, with the writers of both caches behind: blocks wait, are being written, make room or are
+/// merged when the end comes.
 fn write(folder: &Path, first: u32) {
     let ledger = Ledger::new(Budget::Unlimited);
+    let caches = specs().map(|spec| (open(&ledger, &spec, folder), spec));
     println!("writing");
     for version in (0..VERSIONS).cycle().skip(first as usize) {
-        for spec in specs() {
-            let cache = open(&ledger, &spec, folder);
-            prefill(&cache, &mut empty(&ledger, &spec, TOKENS), &ids(TOKENS, version));
+        for (cache, spec) in &caches {
+            prefill(cache, &mut empty(&ledger, spec, TOKENS), &ids(TOKENS, version));
         }
     }
 }

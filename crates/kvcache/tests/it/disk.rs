@@ -2,7 +2,7 @@
 
 use super::plain_model::{IDENTITY, cold, content, empty, hybrid, ids, prefill, run, windowed};
 use plimsoll_kvcache::{DiskOptions, KvSpec, PrefixCache};
-use plimsoll_memguard::{Budget, Ledger};
+use plimsoll_memguard::{Budget, Kind, Ledger};
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -139,8 +139,8 @@ fn a_damaged_file_is_dropped_with_one_warning_and_the_prefix_before_it_is_used()
             }
             fs::write(folder.path().join(name), bytes).unwrap();
         }
-        let cache = open(&ledger, &spec, folder.path(), 1 << 30);
         let told = warnings(|| {
+            let cache = open(&ledger, &spec, folder.path(), 1 << 30);
             for _ in 0..3 {
                 let mut sequence = empty(&ledger, &spec, 310);
                 assert_eq!(cache.restore(&mut sequence, &tokens), Ok(128), "{reason}");
@@ -180,9 +180,9 @@ fn a_folder_that_cannot_be_written_costs_one_warning_and_no_result() {
     let spec = super::spec();
     let (ledger, folder) = (Ledger::new(Budget::Unlimited), tempfile::tempdir().unwrap());
     let path = folder.path().join("cache");
-    let cache = open(&ledger, &spec, &path, 1 << 30);
-    fs::remove_dir(&path).unwrap();
     let told = warnings(|| {
+        let cache = open(&ledger, &spec, &path, 1 << 30);
+        fs::remove_dir(&path).unwrap();
         assert_eq!(prefill(&cache, &mut empty(&ledger, &spec, 200), &ids(200, 0)), 0);
         assert_eq!(prefill(&cache, &mut empty(&ledger, &spec, 200), &ids(200, 0)), 192, "from memory");
     });
@@ -190,4 +190,124 @@ fn a_folder_that_cannot_be_written_costs_one_warning_and_no_result() {
     fs::write(&path, "a file").unwrap();
     let disk = DiskOptions { folder: path, limit_bytes: 1 };
     assert!(PrefixCache::with_disk(&ledger, &spec, &IDENTITY, 1, &disk).is_err());
+}
+
+#[test]
+fn a_prompt_costs_file_operations_in_proportion_to_its_blocks() {
+    for (spec, blocks) in
+        [super::spec(), windowed(), hybrid(1)].into_iter().flat_map(|spec| [(spec.clone(), 10), (spec, 80)])
+    {
+        let (ledger, folder) = (Ledger::new(Budget::Unlimited), tempfile::tempdir().unwrap());
+        let tokens = ids(blocks * 64 + 1, 0);
+        let cold = {
+            let cache = open(&ledger, &spec, folder.path(), 1 << 30);
+            prefill(&cache, &mut empty(&ledger, &spec, tokens.len()), &tokens);
+            cache.finish(|| false);
+            cache.disk_stats().unwrap()
+        };
+        let count = blocks as u64;
+        assert_eq!((cold.files_written, cold.folder_listings, cold.files_removed), (count, 1, 0), "{cold:?}");
+        // The lookup asks for the first file; the writer looks whether a file is there, and at the time of the first one.
+        assert_eq!(cold.files_opened, 1 + count + (count - 1), "{cold:?}");
+        assert!(cold.folder_syncs <= count, "{cold:?}");
+        let cache = open(&ledger, &spec, folder.path(), 1 << 30);
+        assert_eq!(prefill(&cache, &mut empty(&ledger, &spec, tokens.len()), &tokens), blocks * 64);
+        cache.finish(|| false);
+        let warm = cache.disk_stats().unwrap();
+        // A header, the content and the time of use.
+        assert_eq!((warm.files_written, warm.files_opened, warm.folder_listings), (0, 3 * count, 1), "{warm:?}");
+    }
+}
+
+#[test]
+fn at_its_limit_a_folder_is_not_listed_for_every_block() {
+    let spec = super::spec();
+    let (ledger, folder) = (Ledger::new(Budget::Unlimited), tempfile::tempdir().unwrap());
+    let publish = |version, limit_bytes| {
+        let cache = open(&ledger, &spec, folder.path(), limit_bytes);
+        let tokens = ids(40 * 64, version);
+        assert_eq!(prefill(&cache, &mut empty(&ledger, &spec, tokens.len()), &tokens), 0);
+        cache.finish(|| false);
+        cache.disk_stats().unwrap()
+    };
+    publish(0, 1 << 30);
+    let bytes: u64 = files(folder.path()).iter().map(|path| fs::metadata(path).unwrap().len()).sum();
+    let full = publish(1, bytes);
+    assert_eq!((full.files_written, full.files_removed, full.folder_listings), (40, 40, 1), "{full:?}");
+    // A prompt that is longer than the folder keeps its beginning, and goes on without a file more.
+    let tight = publish(2, bytes / 4);
+    assert_eq!((tight.files_written, tight.left_out_for_limit), (10, 30), "{tight:?}");
+    assert!(tight.folder_listings <= 2, "{tight:?}");
+    assert_eq!(open(&ledger, &spec, folder.path(), bytes).lookup(&ids(40 * 64, 2)).tokens(), 10 * 64);
+}
+
+#[test]
+fn a_file_that_is_written_again_keeps_what_only_it_had() {
+    // A window and a state: none of two files of one block has all of it.
+    let layers = [hybrid(1).layers, vec![super::plain_model::window(16)]].concat();
+    let spec = KvSpec { layers, ..hybrid(1) };
+    let tokens = ids(200, 0);
+    let publish = |spec: &KvSpec, folder: &Path| {
+        let ledger = Ledger::new(Budget::Unlimited);
+        let disk = DiskOptions { folder: folder.to_owned(), limit_bytes: 1 << 30 };
+        let cache = PrefixCache::with_disk(&ledger, spec, &IDENTITY, 0, &disk).unwrap();
+        let mut sequence = empty(&ledger, spec, 200);
+        run(&mut sequence, &tokens, 64);
+        if spec.snapshots.is_none() {
+            cache.publish(&sequence, &tokens[..64]).unwrap();
+            return;
+        }
+        run(&mut sequence, &tokens, 64);
+        cache.publish(&sequence, &tokens[..128]).unwrap();
+    };
+    for (is_damaged, borders) in [(false, [64, 128]), (true, [0, 128])] {
+        let folder = tempfile::tempdir().unwrap();
+        // Keys, values and window of the first block; then keys, values and state.
+        publish(&spec.clone().with_snapshots(None), folder.path());
+        if is_damaged {
+            let path = &files(folder.path())[0];
+            let mut bytes = fs::read(path).unwrap();
+            let middle = bytes.len() / 2;
+            bytes[middle] ^= 1;
+            fs::write(path, bytes).unwrap();
+        }
+        let told = warnings(|| publish(&spec, folder.path()));
+        assert_eq!(told.len(), usize::from(is_damaged), "{told:?}");
+        let ledger = Ledger::new(Budget::Unlimited);
+        for (tokens, border) in [&tokens[..100], &tokens].into_iter().zip(borders) {
+            let cache = open(&ledger, &spec, folder.path(), 1 << 30);
+            let mut sequence = empty(&ledger, &spec, 200);
+            assert_eq!(cache.restore(&mut sequence, tokens), Ok(border), "damaged: {is_damaged}");
+            while sequence.len() < tokens.len() {
+                let rows = (tokens.len() - sequence.len()).min(64);
+                run(&mut sequence, tokens, rows);
+            }
+            assert!(content(&mut sequence) == cold(&spec, tokens));
+        }
+    }
+}
+
+#[test]
+fn what_waits_for_the_writer_is_paid_for() {
+    for spec in [windowed(), hybrid(1)] {
+        let (tokens, folder) = (ids(310, 0), tempfile::tempdir().unwrap());
+        let needed = spec.bytes(310);
+        // Not a byte beside the sequence's own: each publish waits for its windows and states.
+        for (budget, waits) in [(needed, true), (2 * needed, false)] {
+            let ledger = Ledger::new(Budget::Bytes(budget));
+            let disk = DiskOptions { folder: folder.path().join(waits.to_string()), limit_bytes: 1 << 30 };
+            let cache = PrefixCache::with_disk(&ledger, &spec, &IDENTITY, 0, &disk).unwrap();
+            let mut sequence = empty(&ledger, &spec, 310);
+            prefill(&cache, &mut sequence, &tokens);
+            assert!(content(&mut sequence) == cold(&spec, &tokens));
+            let stats = cache.disk_stats().unwrap();
+            assert_eq!(stats.waits_for_ledger > 0, waits, "{stats:?}");
+            // Who needs the memory waits for the disk.
+            drop(ledger.reserve(Kind::Kv, budget - needed).unwrap());
+            drop(sequence);
+            drop(ledger.reserve(Kind::Kv, budget).unwrap());
+            let stats = cache.disk_stats().unwrap();
+            assert_eq!((stats.files_written, ledger.usage().reserved_bytes()), (4, 0), "{stats:?}");
+        }
+    }
 }

@@ -42,6 +42,7 @@ fn other_models_types_and_contracts_find_nothing() {
     let cache = open(&spec, IDENTITY);
     let tokens = ids(200, 0);
     prefill(&cache, &mut empty(&ledger, &spec, 200), &tokens);
+    cache.finish(|| false);
     assert_eq!(open(&spec, IDENTITY).lookup(&tokens).tokens(), 192);
     assert_eq!(open(&spec, CacheIdentity { contract: 2, ..IDENTITY }).lookup(&tokens).tokens(), 0);
     assert_eq!(open(&spec, CacheIdentity { model: [8; 32], ..IDENTITY }).lookup(&tokens).tokens(), 0);
