@@ -6,12 +6,14 @@ use std::ops::Range;
 use crate::slab::{Memory, Purse, SlabRef, is_mapped};
 use crate::{Error, KvSpec, LayerSpec, Snapshots};
 
-/// State of a recurrent layer around the rows of a pass.
+/// State of a recurrent layer around rows of a pass: all of them, or those up to a border where the state is wanted.
 #[derive(Debug)]
 pub struct StateStep<'a> {
-    /// State before the first row; zero at the start of a sequence.
+    /// Which rows of the pass.
+    pub rows: Range<usize>,
+    /// State before the first of them; zero at the start of a sequence.
     pub before: &'a [f32],
-    /// Where the state after the last row goes. Holds anything until then.
+    /// Where the state after the last of them goes. Holds anything until then.
     pub after: &'a mut [f32],
 }
 
@@ -23,6 +25,16 @@ pub(crate) struct Recurrent {
     rule: Option<Snapshots>,
     /// Ascending by length.
     snapshots: VecDeque<Snapshot>,
+    begun: Option<Begun>,
+}
+
+/// Snapshots inside of the pass under way, which count once every layer has run over them.
+#[derive(Debug)]
+struct Begun {
+    /// Tokens before and after the pass.
+    pass: Range<usize>,
+    /// Ascending by length, all of them before the end of the pass.
+    snapshots: Vec<Snapshot>,
 }
 
 #[derive(Debug)]
@@ -39,8 +51,8 @@ struct State {
     /// The buffer that holds the state after `len` tokens.
     current: usize,
     len: usize,
-    /// Tokens after the pass under way, once it has asked for the state.
-    staged: Option<usize>,
+    /// Tokens before and after the pass under way, once it has asked for the state.
+    staged: Option<Range<usize>>,
 }
 
 impl Recurrent {
@@ -57,7 +69,7 @@ impl Recurrent {
         }
         let buffers = [Memory::zeroed(bytes)?, Memory::zeroed(bytes)?];
         let keep = spec.snapshots.filter(|_| !layers.is_empty());
-        Ok(Self { layers, buffers, rule: keep, snapshots: VecDeque::new() })
+        Ok(Self { layers, buffers, rule: keep, snapshots: VecDeque::new(), begun: None })
     }
 
     pub(crate) fn layer_len(&self, index: usize) -> usize {
@@ -69,7 +81,8 @@ impl Recurrent {
     }
 
     pub(crate) fn bytes(&self) -> u64 {
-        self.buffers[0].len() as u64 * (2 + self.snapshots.len() as u64)
+        let begun = self.begun.as_ref().map_or(0, |begun| begun.snapshots.len());
+        self.buffers[0].len() as u64 * (2 + self.snapshots.len() + begun) as u64
     }
 
     pub(crate) fn mapped_bytes(&self) -> u64 {
@@ -99,6 +112,18 @@ impl Recurrent {
         for index in 0..self.layers.len() {
             self.rewind(index, tokens);
         }
+        self.forget_begun(purse);
+        self.forget_after(tokens, purse);
+    }
+
+    fn forget_begun(&mut self, purse: &mut Purse) {
+        for snapshot in self.begun.take().into_iter().flat_map(|begun| begun.snapshots) {
+            purse.put(snapshot.slab.release());
+        }
+    }
+
+    /// Lets go of the snapshots of more than `tokens`.
+    fn forget_after(&mut self, tokens: usize, purse: &mut Purse) {
         while self.snapshots.back().is_some_and(|snapshot| snapshot.tokens > tokens) {
             purse.put(self.snapshots.pop_back().and_then(|snapshot| snapshot.slab.release()));
         }
@@ -118,7 +143,14 @@ impl Recurrent {
         state.len = tokens;
     }
 
-    pub(crate) fn advance(&mut self, index: usize, start: usize, end: usize) -> Result<StateStep<'_>, Error> {
+    pub(crate) fn advance(
+        &mut self,
+        index: usize,
+        start: usize,
+        end: usize,
+        purse: &mut Purse,
+        mut run: impl FnMut(StateStep<'_>),
+    ) -> Result<(), Error> {
         let State { layer, len, .. } = self.layers[index];
         if start > len {
             return Err(Error::Gap { layer, start, len_tokens: len });
@@ -128,22 +160,68 @@ impl Recurrent {
             return Err(Error::NeedsPrefill { layer, tokens: start, len_tokens: len, from });
         }
         if start < len {
+            // What comes next may be other tokens than those that these were taken after.
+            self.forget_after(start, purse);
             self.rewind(index, start);
         }
-        let state = &mut self.layers[index];
-        state.staged = Some(end);
-        let [first, second] = &mut self.buffers;
-        let (before, after) = if state.current == 0 { (first, second) } else { (second, first) };
-        Ok(StateStep {
-            before: bytemuck::cast_slice(&before[state.range.clone()]),
-            after: bytemuck::cast_slice_mut(&mut after.as_mut()[state.range.clone()]),
-        })
+        self.begin(start..end, purse);
+        let Self { layers, buffers: [first, second], begun, .. } = self;
+        let State { range, current, staged, .. } = &mut layers[index];
+        *staged = Some(start..end);
+        let (before, after) = if *current == 0 { (first, second) } else { (second, first) };
+        let mut before: &[f32] = bytemuck::cast_slice(&before[range.clone()]);
+        let mut from = 0;
+        for Snapshot { tokens, slab } in begun.iter_mut().flat_map(|begun| &mut begun.snapshots) {
+            let memory = slab.memory_mut().expect("nobody has heard of it before the commit");
+            let after: &mut [f32] = bytemuck::cast_slice_mut(&mut memory[range.clone()]);
+            let rows = from..*tokens - start;
+            from = rows.end;
+            run(StateStep { rows, before, after: &mut *after });
+            before = after;
+        }
+        let after = bytemuck::cast_slice_mut(&mut after.as_mut()[range.clone()]);
+        run(StateStep { rows: from..end - start, before, after });
+        Ok(())
+    }
+
+    /// Makes slabs for the snapshots that a pass runs over, in place of older ones that these leave no room for.
+    fn begin(&mut self, pass: Range<usize>, purse: &mut Purse) {
+        if self.begun.as_ref().is_some_and(|begun| begun.pass == pass) {
+            return;
+        }
+        self.forget_begun(purse);
+        let mut snapshots = Vec::new();
+        if let Some(rule) = self.rule {
+            let every = rule.every_tokens();
+            let border = |tokens: usize| tokens / every * every;
+            // One further back would have to go for the last one.
+            let reach = every.saturating_mul(rule.keep.get() - 1);
+            let first = border(pass.start).saturating_add(every).max(border(pass.end).saturating_sub(reach));
+            self.make_room((first..=pass.end).step_by(every).count(), purse);
+            for tokens in (first..pass.end).step_by(every) {
+                // Paid for from the start; where it is not after all, a snapshot less changes no result.
+                let Ok(slab) = self.new_snapshot(purse) else { break };
+                snapshots.push(Snapshot { tokens, slab });
+            }
+        }
+        self.begun = Some(Begun { pass, snapshots });
+    }
+
+    fn new_snapshot(&self, purse: &mut Purse) -> Result<SlabRef, Error> {
+        let bytes = self.buffers[0].len();
+        purse.pay(bytes as u64).and_then(|payment| SlabRef::zeroed(bytes, payment))
     }
 
     pub(crate) fn commit(&mut self, purse: &mut Purse) {
+        // A layer that has not run over a border has left nothing there.
+        let is_whole = |begun: &Begun| self.layers.iter().all(|state| state.staged.as_ref() == Some(&begun.pass));
+        if self.begun.as_ref().is_some_and(is_whole) {
+            self.snapshots.extend(self.begun.take().into_iter().flat_map(|begun| begun.snapshots));
+        }
+        self.forget_begun(purse);
         for state in &mut self.layers {
-            if let Some(len) = state.staged.take() {
-                state.len = len;
+            if let Some(pass) = state.staged.take() {
+                state.len = pass.end;
                 state.current = 1 - state.current;
             }
         }
@@ -152,24 +230,23 @@ impl Recurrent {
 
     /// Copies the states if they stand at a border, and lets go of the oldest copy past the number to keep.
     fn keep_snapshot(&mut self, purse: &mut Purse) {
-        let (Some(rule), Some(State { len, .. })) = (self.rule, self.layers.first()) else { return };
-        let tokens = *len;
+        let (Some(rule), Some(&State { len, .. })) = (self.rule, self.layers.first()) else { return };
+        let tokens = len;
         let stands = self.layers.iter().all(|state| state.len == tokens) && tokens.is_multiple_of(rule.every_tokens());
         if tokens == 0 || !stands || self.snapshot(tokens).is_some() {
             return;
         }
-        self.make_room(purse);
-        // Paid for from the start; where it is not after all, a snapshot less changes no result.
-        let bytes = self.buffers[0].len();
-        let made = purse.pay(bytes as u64).and_then(|payment| SlabRef::zeroed(bytes, payment));
-        let Ok(mut slab) = made else { return };
+        self.make_room(1, purse);
+        let Ok(mut slab) = self.new_snapshot(purse) else { return };
         let to = slab.memory_mut().expect("nobody else has heard of it");
         self.copy_states(to);
         self.snapshots.push_back(Snapshot { tokens, slab });
     }
 
-    fn make_room(&mut self, purse: &mut Purse) {
-        while self.rule.is_some_and(|rule| self.snapshots.len() >= rule.keep.get()) {
+    /// Lets go of the oldest snapshots, so that `count` more can be kept.
+    fn make_room(&mut self, count: usize, purse: &mut Purse) {
+        let Some(rule) = self.rule else { return };
+        while !self.snapshots.is_empty() && self.snapshots.len() + count > rule.keep.get() {
             purse.put(self.snapshots.pop_front().and_then(|snapshot| snapshot.slab.release()));
         }
     }

@@ -131,15 +131,22 @@ impl Sequence {
         }
     }
 
-    /// The state of a recurrent layer for a pass over `rows` tokens from position `start` on: what holds before them, and where to
-    /// write what holds after them. Several steps of a pass may ask, each for its own part of the state. Nothing is kept until
-    /// [`commit`](Self::commit).
+    /// The state of a recurrent layer for a pass over `rows` tokens from position `start` on: `run` is given what holds before rows of it, and
+    /// where to write what holds after them. It is called for all rows at once, or part after part where [`Snapshots`](crate::Snapshots)
+    /// want the state at borders between. Several steps of a pass may ask, each for its own part of the state. Nothing is kept until
+    /// [`commit`](Self::commit), but a pass that is undone may have let go of the oldest snapshots, in whose place it would have left its own.
     ///
     /// `start` is the length held, or 0, which forgets what is held, or the length of a snapshot.
     ///
     /// # Errors
     /// [`Error::NoSuchLayer`], [`Error::LayerKind`], [`Error::Gap`], [`Error::NeedsPrefill`], [`Error::Capacity`].
-    pub fn advance(&mut self, layer: usize, start: usize, rows: usize) -> Result<StateStep<'_>, Error> {
+    pub fn advance(
+        &mut self,
+        layer: usize,
+        start: usize,
+        rows: usize,
+        run: impl FnMut(StateStep<'_>),
+    ) -> Result<(), Error> {
         let Place::Recurrent { index } = self.place(layer, "recurrent state")? else {
             unreachable!("`place` has looked at the kind")
         };
@@ -147,7 +154,9 @@ impl Sequence {
         if end_tokens > max_tokens {
             return Err(Error::Capacity { layer, end_tokens, max_tokens });
         }
-        self.recurrent.advance(index, start, end_tokens)
+        self.recurrent.advance(index, start, end_tokens, &mut self.purse, run)?;
+        self.note_peak();
+        Ok(())
     }
 
     /// Ends a pass: the states that it wrote take the place of those before it, a snapshot is kept where the length calls for one, and

@@ -62,8 +62,8 @@ impl From<RecurrentSpec> for LayerSpec {
 
 /// Which recurrent states of the past a sequence keeps, so that it can go back to them and a prefix cache can hand them out.
 ///
-/// A state is kept where a committed pass ends at a multiple of `64 * every_blocks` tokens: a pass that runs over such a border leaves
-/// nothing there.
+/// A state is kept at each multiple of `64 * every_blocks` tokens, whether a pass ends there or runs over it. Where a prefix cache is to see
+/// all of them, `keep` is as many as one pass can leave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Snapshots {
     /// KV blocks between two snapshots.
@@ -204,7 +204,7 @@ impl KvSpec {
         self.sum(context_tokens, |group| group.most_blocks(context_tokens, self.max_chunk_rows))
     }
 
-    /// Bytes that a sequence of `tokens` holds between passes, all of them committed, if every pass ended at a border of snapshots.
+    /// Bytes that a sequence of `tokens` holds between passes, all of them committed, if it was computed from its first token on.
     pub fn held_bytes(&self, tokens: usize) -> u64 {
         self.sum(tokens, |group| group.held_blocks(tokens))
     }

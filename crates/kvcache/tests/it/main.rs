@@ -184,9 +184,10 @@ fn hybrid_sequence(spec: &KvSpec, max_tokens: usize) -> Sequence {
 /// Every recurrent layer counts tokens in its first element; layer 1 gets their rows.
 fn pass(sequence: &mut Sequence, start: usize, count: usize) -> Result<(), Error> {
     for layer in [0, 3] {
-        let step = sequence.advance(layer, start, count)?;
-        step.after.copy_from_slice(step.before);
-        step.after[0] += count as f32;
+        sequence.advance(layer, start, count, |step| {
+            step.after.copy_from_slice(step.before);
+            step.after[0] += step.rows.len() as f32;
+        })?;
     }
     let (k, v) = rows(0, start, count, 0);
     sequence.append(1, start, &k, &v, count)
@@ -194,7 +195,9 @@ fn pass(sequence: &mut Sequence, start: usize, count: usize) -> Result<(), Error
 
 fn counted(sequence: &mut Sequence, layer: usize) -> f32 {
     let len = sequence.layer_len(layer);
-    sequence.advance(layer, len, 0).unwrap().before[0]
+    let mut count = 0.0;
+    sequence.advance(layer, len, 0, |step| count = step.before[0]).unwrap();
+    count
 }
 
 #[test]
@@ -237,11 +240,11 @@ fn recurrent_state_goes_back_to_the_start_or_nowhere() {
     sequence.commit();
     let refused = Error::NeedsPrefill { layer: 0, tokens: 4, len_tokens: 10, from: 0 };
     assert_eq!(sequence.truncate(4), Err(refused));
-    assert_eq!(sequence.advance(0, 4, 1).err(), Some(refused));
+    assert_eq!(sequence.advance(0, 4, 1, |_| ()).err(), Some(refused));
     assert_eq!((sequence.len(), sequence.layer_len(1)), (10, 10), "nothing was forgotten");
-    assert_eq!(sequence.advance(3, 11, 1).err(), Some(Error::Gap { layer: 3, start: 11, len_tokens: 10 }));
+    assert_eq!(sequence.advance(3, 11, 1, |_| ()).err(), Some(Error::Gap { layer: 3, start: 11, len_tokens: 10 }));
     let capacity = Error::Capacity { layer: 3, end_tokens: 101, max_tokens: 100 };
-    assert_eq!(sequence.advance(3, 10, 91).err(), Some(capacity));
+    assert_eq!(sequence.advance(3, 10, 91, |_| ()).err(), Some(capacity));
     sequence.truncate(10).unwrap();
     sequence.truncate(11).unwrap();
     assert_eq!(sequence.len(), 10);
@@ -260,9 +263,9 @@ fn a_layer_is_asked_only_for_what_it_holds() {
     let mut sequence = hybrid_sequence(&hybrid(), 100);
     let kind = |layer, expected, found| Error::LayerKind { layer, expected, found };
     assert_eq!(sequence.append(0, 0, &[], &[], 0), Err(kind(0, "keys and values", "recurrent state")));
-    assert_eq!(sequence.advance(1, 0, 1).err(), Some(kind(1, "recurrent state", "keys and values")));
-    assert_eq!(sequence.advance(2, 0, 1).err(), Some(kind(2, "recurrent state", "nothing")));
-    assert_eq!(sequence.advance(4, 0, 1).err(), Some(Error::NoSuchLayer { layer: 4, layers: 4 }));
+    assert_eq!(sequence.advance(1, 0, 1, |_| ()).err(), Some(kind(1, "recurrent state", "keys and values")));
+    assert_eq!(sequence.advance(2, 0, 1, |_| ()).err(), Some(kind(2, "recurrent state", "nothing")));
+    assert_eq!(sequence.advance(4, 0, 1, |_| ()).err(), Some(Error::NoSuchLayer { layer: 4, layers: 4 }));
     let mut table = BlockTable::new();
     let view = sequence.with_view(3, 0, &mut table, |_| ());
     assert_eq!(view, Err(kind(3, "keys and values", "recurrent state")));
@@ -272,7 +275,7 @@ fn a_layer_is_asked_only_for_what_it_holds() {
 fn a_model_without_kv_has_the_length_of_its_states() {
     let spec = KvSpec::new(vec![LayerSpec::Stateless, RecurrentSpec { elements: 4 }.into()]);
     let mut sequence = hybrid_sequence(&spec, 10);
-    sequence.advance(1, 0, 7).unwrap();
+    sequence.advance(1, 0, 7, |step| step.after.fill(0.0)).unwrap();
     assert_eq!(sequence.len(), 0, "not committed yet");
     sequence.commit();
     assert_eq!((sequence.len(), sequence.layer_len(0), sequence.layer_len(1)), (7, 0, 7));

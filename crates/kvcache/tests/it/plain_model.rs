@@ -3,6 +3,7 @@
 use plimsoll_attention::{AttnParams, AttnShape, Isa, KvDtype, KvLayout, KvView, Route, RouteKind, Settings};
 use plimsoll_kvcache::{
     BlockTable, CacheIdentity, Error, KvLayerSpec, KvSpec, LayerSpec, PrefixCache, RecurrentSpec, Sequence, Snapshots,
+    StateStep,
 };
 use plimsoll_memguard::{Budget, Kind, Ledger};
 use std::num::NonZeroUsize;
@@ -61,10 +62,11 @@ pub(crate) fn try_run(sequence: &mut Sequence, tokens: &[u32], rows: usize) -> R
                 sequence.append(layer, start, &k, &v, rows)?;
             }
             LayerSpec::Recurrent(_) => {
-                let step = sequence.advance(layer, start, rows)?;
-                for (i, (after, before)) in step.after.iter_mut().zip(step.before).enumerate() {
-                    *after = seeds.iter().fold(*before, |state, &seed| state * 0.5 + value(seed, i));
-                }
+                sequence.advance(layer, start, rows, |StateStep { rows, before, after }| {
+                    for (i, (after, before)) in after.iter_mut().zip(before).enumerate() {
+                        *after = seeds[rows.clone()].iter().fold(*before, |state, &seed| state * 0.5 + value(seed, i));
+                    }
+                })?;
             }
             LayerSpec::Stateless => {}
         }
@@ -94,7 +96,8 @@ pub(crate) fn content(sequence: &mut Sequence) -> Vec<u32> {
         match kind {
             LayerSpec::Kv(kv) => all.extend(read(sequence, layer, kv, len, &mut table)),
             LayerSpec::Recurrent(_) => {
-                all.extend(sequence.advance(layer, len, 0).unwrap().before.iter().map(|value| value.to_bits()));
+                let see = |step: StateStep<'_>| all.extend(step.before.iter().map(|value| value.to_bits()));
+                sequence.advance(layer, len, 0, see).unwrap();
             }
             LayerSpec::Stateless => {}
         }

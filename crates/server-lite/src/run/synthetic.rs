@@ -48,7 +48,7 @@ fn append(sequence: &mut Sequence, layer: usize, of: &LayerSpec, start: usize, r
                 (values(rows * layout.kv_heads * layout.head_dim), values(rows * layout.kv_heads * layout.v_head_dim));
             sequence.append(layer, start, &k, &v, rows)
         }
-        LayerSpec::Recurrent(_) => sequence.advance(layer, start, rows).map(|_| ()),
+        LayerSpec::Recurrent(_) => sequence.advance(layer, start, rows, |step| step.after.copy_from_slice(step.before)),
         LayerSpec::Stateless => Ok(()),
     }
 }

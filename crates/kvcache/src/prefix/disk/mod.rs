@@ -254,7 +254,9 @@ impl Files {
         let time = self.folder.time_of(&block.first, block.place);
         // Before any file goes to make room: this one may.
         let old = if held.has_all(there) { None } else { self.folder.open_file(&block.key).ok() };
-        let mut removed = |key: Key| drop(self.known().files.remove(&key));
+        let mut removed = |key: Key| {
+            self.known().files.remove(&key);
+        };
         if !self.folder.make_room(bytes.saturating_sub(old_bytes), Some(time), &mut removed) {
             return Ok(false);
         }

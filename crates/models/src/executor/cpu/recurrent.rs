@@ -37,12 +37,14 @@ impl<O: StepObserver> Running<'_, '_, O> {
         let mut row = 0;
         for segment in self.segments.iter_mut() {
             let rows = segment.tokens.len();
-            let of = row * channels..(row + rows) * channels;
+            let run = |StateStep { rows, before, after }: StateStep<'_>| {
+                let of = (row + rows.start) * channels..(row + rows.end) * channels;
+                let (before, after) = (&before[part.clone()], &mut after[part.clone()]);
+                let (x, out) = (&x[of.clone()], &mut out[of]);
+                conv::causal_conv(x, &taps, before, after, out, self.settings.threads);
+            };
             let fault = |source| ExecError::Kv { layer, source };
-            let StateStep { before, after } = segment.sequence.advance(layer, segment.start, rows).map_err(fault)?;
-            let (before, after) = (&before[part.clone()], &mut after[part.clone()]);
-            let (x, out) = (&x[of.clone()], &mut out[of]);
-            conv::causal_conv(x, &taps, before, after, out, self.settings.threads);
+            segment.sequence.advance(layer, segment.start, rows, run).map_err(fault)?;
             row += rows;
         }
         Ok(())
@@ -68,18 +70,20 @@ impl<O: StepObserver> Running<'_, '_, O> {
         let mut row = 0;
         for segment in self.segments.iter_mut() {
             let rows = segment.tokens.len();
-            let of = |width: usize| row * width..(row + rows) * width;
-            let fault = |source| ExecError::Kv { layer, source };
-            let StateStep { before, after } = segment.sequence.advance(layer, segment.start, rows).map_err(fault)?;
-            let (before, after) = (&before[part.clone()], &mut after[part.clone()]);
-            let values = DeltaRows {
-                q: &q[of(keys)],
-                k: &k[of(keys)],
-                v: &v[of(width)],
-                decay: &decay[of(shape.value_heads)],
-                beta: &beta[of(shape.value_heads)],
+            let run = |StateStep { rows, before, after }: StateStep<'_>| {
+                let of = |width: usize| (row + rows.start) * width..(row + rows.end) * width;
+                let (before, after) = (&before[part.clone()], &mut after[part.clone()]);
+                let values = DeltaRows {
+                    q: &q[of(keys)],
+                    k: &k[of(keys)],
+                    v: &v[of(width)],
+                    decay: &decay[of(shape.value_heads)],
+                    beta: &beta[of(shape.value_heads)],
+                };
+                delta::gated_delta(&shape, values, (before, after), &mut out[of(width)], scratch, isa, threads);
             };
-            delta::gated_delta(&shape, values, (before, after), &mut out[of(width)], scratch, isa, threads);
+            let fault = |source| ExecError::Kv { layer, source };
+            segment.sequence.advance(layer, segment.start, rows, run).map_err(fault)?;
             row += rows;
         }
         Ok(())
