@@ -1,9 +1,10 @@
 //! Random schedules of everything that sequences and caches do, against plain lists of tokens.
 
 use super::plain_model::{IDENTITY, cold, content, empty, hybrid, try_run, windowed};
-use plimsoll_kvcache::{Error, KvSpec, PrefixCache, Sequence};
+use plimsoll_kvcache::{DiskOptions, Error, KvSpec, PrefixCache, Sequence};
 use plimsoll_memguard::{Budget, Kind, Ledger};
 use proptest::prelude::*;
+use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
@@ -72,9 +73,16 @@ fn expect(sequence: &mut Sequence, tokens: &[u32]) {
     assert!(content(sequence) == cold(sequence.spec(), tokens), "{} tokens", tokens.len());
 }
 
-fn play(spec: &KvSpec, steps: &[Step]) {
+/// A cache of up to `bytes` in memory, or on disk alone.
+fn cache_of(ledger: &Ledger, spec: &KvSpec, bytes: u64, folder: Option<&Path>) -> PrefixCache {
+    let Some(folder) = folder else { return PrefixCache::new(ledger, spec, &IDENTITY, bytes) };
+    let disk = DiskOptions { folder: folder.to_owned(), limit_bytes: 8 * bytes };
+    PrefixCache::with_disk(ledger, spec, &IDENTITY, 0, &disk).unwrap()
+}
+
+fn play(spec: &KvSpec, steps: &[Step], folder: Option<&Path>) {
     let ledger = Ledger::new(Budget::Bytes(4 * spec.bytes(MAX_TOKENS)));
-    let cache = PrefixCache::new(&ledger, spec, &IDENTITY, 12 * spec.block_bytes());
+    let cache = cache_of(&ledger, spec, 12 * spec.block_bytes(), folder);
     // Sequence, its tokens, and whether it was cut back.
     let mut live: Vec<(Sequence, Vec<u32>, bool)> = Vec::new();
     for step in steps {
@@ -144,12 +152,18 @@ fn play(spec: &KvSpec, steps: &[Step]) {
             }
         }
         let held: u64 = live.iter().map(|(sequence, ..)| sequence.reserved_bytes()).sum();
+        if !matches!(step, Step::Publish { .. }) {
+            // Else the writer goes on beside the next step.
+            cache.finish(|| false);
+        }
         let usage = ledger.usage();
-        assert!(usage.kv_bytes <= held + cache.bytes(), "{usage:?}, {held} held by sequences");
+        let waiting_bytes = if folder.is_some() { 24 * spec.block_bytes() + 8 * spec.snapshot_bytes() } else { 0 };
+        assert!(usage.kv_bytes <= held + cache.bytes() + waiting_bytes, "{usage:?}, {held} held by sequences");
     }
     for (mut sequence, tokens, _) in live {
         expect(&mut sequence, &tokens);
     }
+    cache.finish(|| false);
     let usage = ledger.usage();
     assert_eq!((usage.kv_bytes, usage.prefix_cache_bytes), (0, cache.bytes()), "sequences are gone, the cache pays");
     cache.clear();
@@ -160,18 +174,22 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
-    fn every_schedule_keeps_tokens_and_books(steps in steps(), kind in 0..4usize) {
+    fn every_schedule_keeps_tokens_and_books(steps in steps(), kind in 0..4usize, is_on_disk in any::<bool>()) {
         let spec = [super::spec().with_max_chunk_rows(Some(64)), windowed(), hybrid(1), hybrid(2)][kind].clone();
-        play(&spec, &steps);
+        let folder = tempfile::tempdir().unwrap();
+        play(&spec, &steps, Some(folder.path()).filter(|_| is_on_disk));
     }
 }
 
 #[test]
 fn threads_that_share_a_cache_and_a_tight_budget_all_finish_with_their_bits() {
-    for spec in [windowed(), hybrid(1)] {
+    let folder = tempfile::tempdir().unwrap();
+    for (spec, folder) in
+        [windowed(), hybrid(1)].into_iter().flat_map(|spec| [(spec.clone(), None), (spec, Some(folder.path()))])
+    {
         let bytes = spec.bytes(MAX_TOKENS);
         let ledger = Ledger::new(Budget::Bytes(3 * bytes));
-        let cache = PrefixCache::new(&ledger, &spec, &IDENTITY, 2 * bytes);
+        let cache = cache_of(&ledger, &spec, 2 * bytes, folder);
         let serve = |thread: usize| {
             for request in 0..30 {
                 let version = u32::try_from((thread + request) % 5).unwrap();
@@ -196,6 +214,7 @@ fn threads_that_share_a_cache_and_a_tight_budget_all_finish_with_their_bits() {
                 }))
             })
         });
+        cache.finish(|| false);
         let usage = ledger.usage();
         assert_eq!((usage.kv_bytes, usage.prefix_cache_bytes, ledger.waiting()), (0, cache.bytes(), 0));
         cache.clear();
