@@ -121,8 +121,8 @@ shape_getters!(LoadPlan);
 shape_getters!(Outline);
 
 impl Model {
-    /// Reads the model of a checkpoint, repacking its weights with `threads` threads. Pages of the files leave the resident set once
-    /// their tensor is packed, so that at no time two copies of the weights are resident.
+    /// Reads the model of a checkpoint, repacking its weights with `threads` threads. Pages of the files leave the resident set as soon as
+    /// they are packed, so that at no time two copies of the weights, nor of any one of them, are resident.
     ///
     /// # Errors
     /// [`ModelError`] that names the key or tensor at fault, what was expected and what was found.
@@ -210,7 +210,8 @@ impl LoadPlan {
         for (slot, info) in constants(architecture) {
             let Some((source, resolved)) = resolve(sources, slot, info, checkpoint)? else { continue };
             let kind = weight_types.of(slot);
-            values[slot.index()] = Some(read::constant(&info.name, &info.shape, source, &resolved, kind, threads)?);
+            values[slot.index()] =
+                Some(read::constant(checkpoint, &info.name, &info.shape, source, &resolved, kind, threads)?);
             for tensor in &resolved.tensors {
                 checkpoint.advise_done(tensor);
             }

@@ -28,7 +28,7 @@ use crate::{
 };
 use plimsoll_linear::WeightType;
 use smallvec::SmallVec;
-use std::{fmt, path::Path};
+use std::{fmt, ops::Range, path::Path};
 
 /// An open model source. Its files must not be changed, cut or overwritten while it is open.
 #[derive(Debug)]
@@ -144,12 +144,17 @@ impl<'a> CheckpointRef<'a> {
 
     /// Gives the pages of a tensor back, once its data was read. What the system refuses is only logged: pages are merely resident longer.
     pub(crate) fn advise_done(self, tensor: &StoredTensor<'_>) {
+        self.advise_part_done(tensor, 0..tensor.data.len());
+    }
+
+    /// [`CheckpointRef::advise_done`] for the bytes `part` of a tensor's data: a large one is never resident as a whole beside its packed form.
+    pub(crate) fn advise_part_done(self, tensor: &StoredTensor<'_>, part: Range<usize>) {
         let refused = match self {
             Self::Gguf(gguf) => match gguf.find_tensor(tensor.name) {
-                Some(view) => gguf.advise_done(&view).err().map(|error| error.to_string()),
+                Some(view) => gguf.advise_part_done(&view, part).err().map(|error| error.to_string()),
                 None => None,
             },
-            Self::Folder(folder) => folder.shards().advise_done(tensor.name).err().map(|error| error.to_string()),
+            Self::Folder(folder) => folder.shards().advise_done(tensor.name, part).err().map(|error| error.to_string()),
         };
         if let Some(error) = refused {
             tracing::debug!(tensor = tensor.name, error, "file pages were not given back");

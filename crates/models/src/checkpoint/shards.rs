@@ -163,12 +163,13 @@ impl Shards {
         self.files.iter().map(|file| file.source.bytes().len() as u64).sum()
     }
 
-    /// Takes the pages of a tensor out of the resident set.
-    pub(super) fn advise_done(&self, name: &str) -> Result<(), FolderError> {
+    /// Takes the pages of the bytes `part` of a tensor out of the resident set.
+    pub(super) fn advise_done(&self, name: &str, part: Range<usize>) -> Result<(), FolderError> {
         let Some(tensor) = self.tensors.get(name) else { return Ok(()) };
+        assert!(part.end <= tensor.data.len(), "{part:?} is not inside the tensor");
         let file = &self.files[tensor.file];
         file.source
-            .advise_done(tensor.data.clone())
+            .advise_done(tensor.data.start + part.start..tensor.data.start + part.end)
             .map_err(|source| FolderError::Advise { path: file.path.clone(), source })
     }
 }

@@ -1,6 +1,7 @@
 //! An open GGUF file, or a set of them, and its tensors.
 
 use std::fmt;
+use std::ops::Range;
 use std::path::Path;
 
 use super::error::shown;
@@ -126,12 +127,24 @@ impl Gguf {
     /// # Errors
     /// [`GgufError::Advise`] if the system refuses; [`GgufError::MissingTensor`] if `tensor` is from another file.
     pub fn advise_done(&self, tensor: &TensorView<'_>) -> Result<(), GgufError> {
+        self.advise_part_done(tensor, 0..tensor.data().len())
+    }
+
+    /// [`Gguf::advise_done`] for the bytes `part` of a tensor's data.
+    ///
+    /// # Errors
+    /// As [`Gguf::advise_done`].
+    ///
+    /// # Panics
+    /// If `part` is not inside of the tensor.
+    pub(crate) fn advise_part_done(&self, tensor: &TensorView<'_>, part: Range<usize>) -> Result<(), GgufError> {
         let name = tensor.name();
         // Looked up again rather than trusted: a view of another file must not choose pages of this one.
         let record =
             self.record(name).ok_or_else(|| GgufError::MissingTensor { name: shown(name), similar: Vec::new() })?;
+        assert!(part.end <= record.data.len(), "{part:?} is not inside the tensor");
         self.source_of(record)
-            .advise_done(record.data.clone())
+            .advise_done(record.data.start + part.start..record.data.start + part.end)
             .map_err(|source| GgufError::Advise { what: format!("tensor '{}'", shown(name)), source })
     }
 

@@ -3,7 +3,7 @@
 use super::{Constant, quantize};
 use crate::{
     checkpoint::{
-        StoredTensor,
+        CheckpointRef, StoredTensor,
         source::{Resolved, Source},
     },
     error::ModelError,
@@ -18,8 +18,9 @@ const PIECE_BYTES: usize = 4 << 20;
 /// Rows of a panel of the packed layout: pieces of whole panels keep threads out of each other's way.
 const PANEL_ROWS: usize = 16;
 
-/// The constant `name` of `shape`, stored as `kind` in memory.
+/// The constant `name` of `shape`, stored as `kind` in memory. Pages of its tensors go back to `checkpoint` piece by piece.
 pub(super) fn constant(
+    checkpoint: CheckpointRef<'_>,
     name: &str,
     shape: &[usize],
     source: &Source,
@@ -27,7 +28,7 @@ pub(super) fn constant(
     kind: WeightType,
     threads: usize,
 ) -> Result<Constant, ModelError> {
-    let pack = |rows: Range<usize>| matrix(name, rows, source, resolved, kind, threads);
+    let pack = |rows: Range<usize>| matrix(checkpoint, name, rows, source, resolved, kind, threads);
     match *shape {
         [out_features, _] => Ok(Constant::Matrix(pack(0..out_features)?)),
         [experts, out_features, _] => {
@@ -40,6 +41,7 @@ pub(super) fn constant(
 
 /// Packs the constant's rows `rows` as one matrix.
 fn matrix(
+    checkpoint: CheckpointRef<'_>,
     name: &str,
     rows: Range<usize>,
     source: &Source,
@@ -70,6 +72,8 @@ fn matrix(
                     quantizer.for_each(piece, |bytes| packer.push(bytes, threads)).map_err(fault)?;
                 }
             }
+            // From the start of the run: a fault brings back pages around it as well, some of them behind it.
+            checkpoint.advise_part_done(tensor, run.start * row_bytes..end * row_bytes);
         }
     }
     packer.finish().map_err(fault)
@@ -178,5 +182,60 @@ fn scale_offsets(kind: WeightType) -> &'static [usize] {
         11 => &[108],
         14 => &[208],
         _ => &[],
+    }
+}
+
+#[cfg(test)]
+#[cfg(target_os = "linux")]
+mod tests {
+    use super::*;
+    use crate::gguf::{GgmlType, Gguf, GgufWriter};
+    use std::{
+        path::Path,
+        sync::atomic::{AtomicBool, Ordering},
+    };
+
+    /// Resident bytes of the maps of `path` in this process.
+    fn resident_bytes(path: &Path) -> usize {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut lines = maps.lines();
+        let mut kib = 0;
+        while let Some(line) = lines.next() {
+            if line.ends_with(path.to_str().unwrap()) {
+                let resident = lines.by_ref().find_map(|line| line.strip_prefix("Rss:")).unwrap();
+                kib += resident.trim().trim_end_matches(" kB").parse::<usize>().unwrap();
+            }
+        }
+        kib * 1024
+    }
+
+    #[test]
+    fn a_large_matrix_is_never_resident_as_a_whole_beside_its_packed_form() {
+        const SHAPE: [usize; 2] = [8192, 2048];
+        let mut writer = GgufWriter::new();
+        writer.tensor("w", &SHAPE, GgmlType::F16, vec![0; 2 * SHAPE[0] * SHAPE[1]]).unwrap();
+        let mut out = tempfile::NamedTempFile::new().unwrap();
+        writer.write_to(&mut out).unwrap();
+        let gguf = Gguf::open(out.path()).unwrap();
+        let checkpoint = CheckpointRef::from(&gguf);
+        let source = Source::whole("w".to_owned(), &SHAPE);
+        let resolved = source.resolve("w", &SHAPE, checkpoint).unwrap();
+        let done = AtomicBool::new(false);
+        let most = std::thread::scope(|scope| {
+            let watch = scope.spawn(|| {
+                let mut most = 0;
+                while !done.load(Ordering::Acquire) {
+                    most = most.max(resident_bytes(out.path()));
+                }
+                most
+            });
+            let packed = constant(checkpoint, "w", &SHAPE, &source, &resolved, WeightType::F16, 1).unwrap();
+            done.store(true, Ordering::Release);
+            assert_eq!(packed.bytes(), 32 << 20);
+            watch.join().unwrap()
+        });
+        // A piece, and what the system reads around a fault.
+        assert!(most <= PIECE_BYTES + (1 << 20), "{most} bytes of the file were resident at once");
+        assert!(resident_bytes(out.path()) <= 1 << 17, "pages are resident after packing");
     }
 }
