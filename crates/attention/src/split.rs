@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::kernels::{Kernels, RowState, RowsOut};
 use crate::plan::{MAX_SLOTS, Plan};
@@ -33,15 +33,7 @@ pub(crate) fn run<K: Kernels>(kernels: K, plan: &Plan, call: &Call<'_>, out: Row
     }
 
     let blocks = tile(0).blocks();
-    let ring = Ring {
-        plan,
-        blocks: blocks.clone(),
-        next: AtomicUsize::new(0),
-        folded: AtomicUsize::new(0),
-        done: [const { AtomicUsize::new(0) }; MAX_SLOTS],
-        products: RowsOut::new(products),
-        states: RowsOut::new(block_states),
-    };
+    let ring = Ring::new(plan, blocks, RowsOut::new(products), RowsOut::new(block_states));
     let fold = Mutex::new(Fold { o: &mut *o, states: &mut *states });
     let q = &*q;
     let layout = call.keys.layout();
@@ -51,7 +43,9 @@ pub(crate) fn run<K: Kernels>(kernels: K, plan: &Plan, call: &Call<'_>, out: Row
         let (mut bench, _) = scratch(plan, floats);
         let _alarm = Alarm(&ring);
         while let Some(item) = ring.take() {
-            ring.wait_for_slot(item, || ring.fold(&fold, tile));
+            if !ring.wait_for_slot(item, || ring.fold(&fold, tile)) {
+                return;
+            }
             let (block, head) = ring.place(item);
             // SAFETY: the item is this task's alone, and what its slot held before is folded.
             let (to, states) = unsafe { ring.slot(item) };
@@ -98,23 +92,39 @@ struct Ring<'a> {
     folded: AtomicUsize,
     /// Of each slot, one more than the item whose result it holds.
     done: [AtomicUsize; MAX_SLOTS],
+    /// Whether a task has panicked. Not told by `folded`: a fold that is under way would write over it.
+    failed: AtomicBool,
     products: RowsOut<'a>,
     states: RowsOut<'a>,
 }
 
-/// Lets the other tasks end when one of them panics: they would wait for its result.
+/// Lets the other tasks end when one of them panics: they would wait for its result. Every call has a ring of its own, so the next call does
+/// not know of it.
 struct Alarm<'a>(&'a Ring<'a>);
 
 impl Drop for Alarm<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
+            self.0.failed.store(true, Ordering::Release);
             self.0.next.store(usize::MAX / 2, Ordering::Relaxed);
-            self.0.folded.store(usize::MAX / 2, Ordering::Release);
         }
     }
 }
 
-impl Ring<'_> {
+impl<'a> Ring<'a> {
+    fn new(plan: &'a Plan, blocks: Range<usize>, products: RowsOut<'a>, states: RowsOut<'a>) -> Self {
+        Self {
+            plan,
+            blocks,
+            next: AtomicUsize::new(0),
+            folded: AtomicUsize::new(0),
+            done: [const { AtomicUsize::new(0) }; MAX_SLOTS],
+            failed: AtomicBool::new(false),
+            products,
+            states,
+        }
+    }
+
     fn items(&self) -> usize {
         self.blocks.len() * self.plan.kv_heads
     }
@@ -142,11 +152,16 @@ impl Ring<'_> {
         (product, bytemuck::cast_slice_mut(states))
     }
 
-    fn wait_for_slot(&self, item: usize, help: impl Fn()) {
+    /// Waits until the item's slot is free; `false` if it never will be, because another task has panicked.
+    fn wait_for_slot(&self, item: usize, help: impl Fn()) -> bool {
         while item >= self.folded.load(Ordering::Acquire) + self.plan.slots() {
+            if self.failed.load(Ordering::Acquire) {
+                return false;
+            }
             help();
             std::thread::yield_now();
         }
+        true
     }
 
     fn finish(&self, item: usize) {
@@ -175,5 +190,41 @@ impl Ring<'_> {
             }
             self.folded.store(item + 1, Ordering::Release);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{AttnShape, KvDtype};
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    #[test]
+    fn a_panic_of_one_task_ends_the_wait_of_the_others_though_a_fold_was_under_way() {
+        let (kv_dtype, window) = (KvDtype::Bf16, None);
+        let shape = AttnShape {
+            rows: 1,
+            kv_len: 1 << 14,
+            heads: 1,
+            kv_heads: 1,
+            head_dim: 64,
+            v_head_dim: 64,
+            kv_dtype,
+            window,
+        };
+        let plan = Plan::new(&shape, 2);
+        assert!(plan.split);
+        let ring = Ring::new(&plan, 0..256, RowsOut::new(&mut []), RowsOut::new(&mut []));
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            let _alarm = Alarm(&ring);
+            panic!("a task fails");
+        }));
+        assert!(panicked.is_err());
+        // The slot of an item within the ring is free whatever happened; the one behind it waits for what will not come.
+        let slots = plan.slots();
+        assert!(ring.wait_for_slot(slots - 1, || {}));
+        // Another task had begun to fold the first item before, and ends after it.
+        ring.folded.store(1, Ordering::Release);
+        assert!(!ring.wait_for_slot(slots + 1, || {}));
     }
 }
