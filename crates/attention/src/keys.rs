@@ -87,26 +87,20 @@ impl<'a> KvRows<'a> {
         let v = &mut rest[..self.layout.v_block_bytes()];
         let first = index * KV_BLOCK_TOKENS;
         let tokens = KV_BLOCK_TOKENS.min(self.kv_len - first);
+        let part = |rows, dim| BlockRows { rows, head, first, tokens, dim };
+        let (k_rows, v_rows) = (part(&self.k, self.layout.head_dim), part(&self.v, self.layout.v_head_dim));
         match self.layout.dtype {
             KvDtype::F32 => {
-                let same = |x: u32| x;
-                pack_k32(&self.k, head, first, tokens, &self.layout, bytemuck::cast_slice_mut(k), same);
-                let v: &mut [u32] = bytemuck::cast_slice_mut(v);
-                for (token, to) in v.chunks_exact_mut(self.layout.v_head_dim).enumerate() {
-                    match token < tokens {
-                        true => to.copy_from_slice(self.v.row(head, first + token, self.layout.v_head_dim)),
-                        false => to.fill(0),
-                    }
-                }
+                k_rows.pack_k32(bytemuck::cast_slice_mut(k));
+                v_rows.pack_v32(bytemuck::cast_slice_mut(v));
             }
             KvDtype::F16 => {
-                let same = |x: u16| x;
-                pack_k16(&self.k, head, first, tokens, &self.layout, bytemuck::cast_slice_mut(k), same);
-                pack_v16(&self.v, head, first, tokens, &self.layout, bytemuck::cast_slice_mut(v), same);
+                k_rows.pack_k16(bytemuck::cast_slice_mut(k), |x| x);
+                v_rows.pack_v16(bytemuck::cast_slice_mut(v), |x| x);
             }
             KvDtype::Bf16 => {
-                pack_k16(&self.k, head, first, tokens, &self.layout, bytemuck::cast_slice_mut(k), bf16_operand);
-                pack_v16(&self.v, head, first, tokens, &self.layout, bytemuck::cast_slice_mut(v), bf16_operand);
+                k_rows.pack_k16(bytemuck::cast_slice_mut(k), bf16_operand);
+                v_rows.pack_v16(bytemuck::cast_slice_mut(v), bf16_operand);
             }
         }
         KvBlock { k, v }
@@ -131,75 +125,79 @@ fn bf16_operand(x: u16) -> u16 {
     }
 }
 
-/// `[head_dim][64]`, the tokens after the last zero.
-fn pack_k32(
-    rows: &PlainRows<'_>,
+/// The rows of one head that a block holds, `tokens` of them from `first` on, each of `dim` elements.
+#[derive(Debug, Clone, Copy)]
+struct BlockRows<'r, 'a> {
+    rows: &'r PlainRows<'a>,
     head: usize,
     first: usize,
     tokens: usize,
-    layout: &KvLayout,
-    to: &mut [u32],
-    read: impl Fn(u32) -> u32,
-) {
-    for token in 0..tokens {
-        let row: &[u32] = rows.row(head, first + token, layout.head_dim);
-        for (to, &x) in to.chunks_exact_mut(KV_BLOCK_TOKENS).zip(row) {
-            to[token] = read(x);
-        }
-    }
-    for to in to.chunks_exact_mut(KV_BLOCK_TOKENS) {
-        to[tokens..].fill(0);
-    }
+    dim: usize,
 }
 
-/// `[ceil(head_dim / 2)][64][2]`, the tokens after the last and the element after an odd last one zero.
-fn pack_k16(
-    rows: &PlainRows<'_>,
-    head: usize,
-    first: usize,
-    tokens: usize,
-    layout: &KvLayout,
-    to: &mut [u32],
-    read: impl Fn(u16) -> u16,
-) {
-    for token in 0..tokens {
-        let row: &[u16] = rows.row(head, first + token, layout.head_dim);
-        let (pairs, rest) = row.as_chunks::<2>();
-        let mut to = to.chunks_exact_mut(KV_BLOCK_TOKENS);
-        for (&[even, odd], to) in pairs.iter().zip(&mut to) {
-            to[token] = u32::from(read(even)) | (u32::from(read(odd)) << 16);
-        }
-        if let ([last], Some(to)) = (rest, to.next()) {
-            to[token] = u32::from(read(*last));
-        }
+impl<'a> BlockRows<'_, 'a> {
+    fn row<T: bytemuck::Pod>(&self, token: usize) -> &'a [T] {
+        self.rows.row(self.head, self.first + token, self.dim)
     }
-    for to in to.chunks_exact_mut(KV_BLOCK_TOKENS) {
-        to[tokens..].fill(0);
-    }
-}
 
-/// `[32][v_head_dim][2]`, the tokens after the last zero.
-fn pack_v16(
-    rows: &PlainRows<'_>,
-    head: usize,
-    first: usize,
-    tokens: usize,
-    layout: &KvLayout,
-    to: &mut [u32],
-    read: impl Fn(u16) -> u16,
-) {
-    for (pair, to) in to.chunks_exact_mut(layout.v_head_dim).enumerate() {
-        let row = |token: usize| -> &[u16] { rows.row(head, first + token, layout.v_head_dim) };
-        match tokens.saturating_sub(2 * pair) {
-            0 => to.fill(0),
-            1 => {
-                for (to, &x) in to.iter_mut().zip(row(2 * pair)) {
-                    *to = u32::from(read(x));
-                }
+    /// `[head_dim][64]`, the tokens after the last zero.
+    fn pack_k32(&self, to: &mut [u32]) {
+        for token in 0..self.tokens {
+            for (to, &x) in to.chunks_exact_mut(KV_BLOCK_TOKENS).zip(self.row(token)) {
+                to[token] = x;
             }
-            _ => {
-                for ((to, &x), &y) in to.iter_mut().zip(row(2 * pair)).zip(row(2 * pair + 1)) {
-                    *to = u32::from(read(x)) | (u32::from(read(y)) << 16);
+        }
+        self.clear_rest(to);
+    }
+
+    /// `[ceil(head_dim / 2)][64][2]`, the tokens after the last and the element after an odd last one zero.
+    fn pack_k16(&self, to: &mut [u32], read: impl Fn(u16) -> u16) {
+        for token in 0..self.tokens {
+            let row: &[u16] = self.row(token);
+            let (pairs, rest) = row.as_chunks::<2>();
+            let mut to = to.chunks_exact_mut(KV_BLOCK_TOKENS);
+            for (&[even, odd], to) in pairs.iter().zip(&mut to) {
+                to[token] = u32::from(read(even)) | (u32::from(read(odd)) << 16);
+            }
+            if let ([last], Some(to)) = (rest, to.next()) {
+                to[token] = u32::from(read(*last));
+            }
+        }
+        self.clear_rest(to);
+    }
+
+    /// Zeros for the tokens of a block of keys after the last.
+    fn clear_rest(&self, to: &mut [u32]) {
+        for to in to.chunks_exact_mut(KV_BLOCK_TOKENS) {
+            to[self.tokens..].fill(0);
+        }
+    }
+
+    /// `[64][v_head_dim]`, the tokens after the last zero.
+    fn pack_v32(&self, to: &mut [u32]) {
+        for (token, to) in to.chunks_exact_mut(self.dim).enumerate() {
+            match token < self.tokens {
+                true => to.copy_from_slice(self.row(token)),
+                false => to.fill(0),
+            }
+        }
+    }
+
+    /// `[32][v_head_dim][2]`, the tokens after the last zero.
+    fn pack_v16(&self, to: &mut [u32], read: impl Fn(u16) -> u16) {
+        for (pair, to) in to.chunks_exact_mut(self.dim).enumerate() {
+            match self.tokens.saturating_sub(2 * pair) {
+                0 => to.fill(0),
+                1 => {
+                    for (to, &x) in to.iter_mut().zip(self.row(2 * pair)) {
+                        *to = u32::from(read(x));
+                    }
+                }
+                _ => {
+                    let (even, odd): (&[u16], &[u16]) = (self.row(2 * pair), self.row(2 * pair + 1));
+                    for ((to, &x), &y) in to.iter_mut().zip(even).zip(odd) {
+                        *to = u32::from(read(x)) | (u32::from(read(y)) << 16);
+                    }
                 }
             }
         }
