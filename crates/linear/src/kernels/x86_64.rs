@@ -105,7 +105,7 @@ impl Kernel for Avx2 {
     }
 
     fn fuses(self, ty: WeightType, rows: usize) -> bool {
-        rows <= fused::ROWS && fused::takes(ty)
+        rows <= fused::most_rows(ty)
     }
 
     unsafe fn fused(self, ty: WeightType, panel: &[u8], start: usize, tile: &Tile<'_>) {
@@ -179,10 +179,73 @@ fn round_bf16(value: __m256) -> __m256 {
     _mm256_castsi256_ps(_mm256_and_si256(rounded, _mm256_set1_epi32(!0xffff)))
 }
 
+/// Rounds lanes to bf16, ties to even, where each is zero, NaN, infinite or of a magnitude from 2^-110 to 2^111: every value of a format with
+/// f16 scales. A zero may change its sign.
+///
+/// With `t = 2^16 w`, by an addition to the exponent, `w - t` is `-(2^16 - 1) w` rounded to 24 bits, and `t` a multiple of its last place: so
+/// `(w - t) + t` is exact and is `w` rounded to eight bits. A tie goes to even, because an even multiple was added. Where the difference
+/// has a smaller exponent than `t`, `w` is within 2^-16 of a power of two, which it is rounded to on the finer grid as well.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn round_value(value: __m256) -> __m256 {
+    let shifted = _mm256_add_epi32(_mm256_castps_si256(value), _mm256_set1_epi32(16 << 23));
+    let shifted = _mm256_castsi256_ps(shifted);
+    _mm256_add_ps(_mm256_sub_ps(value, shifted), shifted)
+}
+
 /// All ones where the magnitude is 2^-50 or more, or NaN.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn is_operand(value: __m256) -> __m256 {
     let magnitude = _mm256_andnot_ps(_mm256_set1_ps(-0.0), value);
     _mm256_cmp_ps::<_CMP_NLT_UQ>(magnitude, _mm256_set1_ps(f32::from_bits(SMALLEST_OPERAND_BITS)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn rounded(bits: u32) -> [[f32; 8]; 2] {
+        let lanes: [u32; 8] = std::array::from_fn(|lane| bits + lane as u32);
+        let mut out = [[0.0; 8]; 2];
+        // SAFETY: the arrays have eight lanes, and this function is compiled for the instructions.
+        unsafe {
+            let values = _mm256_castsi256_ps(_mm256_loadu_si256(lanes.as_ptr().cast()));
+            _mm256_storeu_ps(out[0].as_mut_ptr(), round_value(values));
+            _mm256_storeu_ps(out[1].as_mut_ptr(), fused::round_finite(values));
+        }
+        out
+    }
+
+    /// Powers of two do not enter: every significand, at both ends of the exponents and in the middle.
+    #[test]
+    fn every_significand_is_rounded_to_the_nearest_and_ties_to_even() {
+        if Avx2::detect().is_none() {
+            return;
+        }
+        for exponent in [127 - 50, 127, 127 + 110] {
+            for significand in (0..1 << 23).step_by(8) {
+                let bits = exponent << 23 | significand;
+                // SAFETY: AVX2 was detected, and with it what else the function is compiled for.
+                let [value, finite] = unsafe { rounded(bits) };
+                for lane in 0..8 {
+                    let bits = bits + lane as u32;
+                    let want = crate::bf16_operand(f32::from_bits(bits)).to_bits();
+                    assert_eq!([value[lane].to_bits(), finite[lane].to_bits()], [want; 2], "{bits:#x}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn infinities_keep_their_value_unless_rounding_is_for_finite_ones() {
+        if Avx2::detect().is_none() {
+            return;
+        }
+        // SAFETY: AVX2 was detected, and with it what else the function is compiled for.
+        let ([value, finite], [zero, _]) = unsafe { (rounded(0x7f80_0000), rounded(0)) };
+        assert!(value[0] == f32::INFINITY && finite[0].is_nan() && zero[0] == 0.0);
+        assert!(value[1..].iter().chain(&finite[1..]).all(|value| value.is_nan()));
+    }
 }

@@ -18,7 +18,7 @@ pub(super) use super_blocks::{iq4_xs, q2_k, q3_k, q5_k};
 
 use std::arch::x86_64::*;
 
-use super::{is_operand, round_bf16};
+use super::{is_operand, round_value};
 use crate::layout::{PANEL, q4_1, q4_k, q6_k, q8_0};
 
 /// Two vectors, columns 0..8 and 8..16 of one row of `k`.
@@ -113,7 +113,7 @@ pub(super) unsafe fn q4_1(panel: &[u8], start: usize, len: usize, out: &mut [f32
                 let quants = load_nibbles(from.wrapping_add(q4_1::QUANTS + pair * PANEL));
                 for (i, quants) in quants.into_iter().enumerate() {
                     let row =
-                        [0, 1].map(|h| round_bf16(_mm256_fmadd_ps(_mm256_cvtepi32_ps(quants[h]), scales[h], mins[h])));
+                        [0, 1].map(|h| round_value(_mm256_fmadd_ps(_mm256_cvtepi32_ps(quants[h]), scales[h], mins[h])));
                     store(to.wrapping_add((2 * pair + i) * PANEL), row);
                 }
             }
@@ -138,7 +138,7 @@ pub(super) unsafe fn q8_0(panel: &[u8], start: usize, len: usize, out: &mut [f32
                 let even = [0, 1].map(|h| _mm256_srai_epi32::<24>(_mm256_slli_epi32::<24>(halves[h])));
                 let odd = [0, 1].map(|h| _mm256_srai_epi32::<24>(_mm256_slli_epi32::<16>(halves[h])));
                 for (i, quants) in [even, odd].into_iter().enumerate() {
-                    let row = [0, 1].map(|h| round_bf16(_mm256_mul_ps(_mm256_cvtepi32_ps(quants[h]), scales[h])));
+                    let row = [0, 1].map(|h| round_value(_mm256_mul_ps(_mm256_cvtepi32_ps(quants[h]), scales[h])));
                     store(to.wrapping_add((2 * pair + i) * PANEL), row);
                 }
             }
@@ -167,7 +167,7 @@ pub(super) unsafe fn q4_k(panel: &[u8], start: usize, len: usize, out: &mut [f32
                 let quants = load_nibbles(from.wrapping_add(q4_k::QUANTS + (sub * 16 + pair) * PANEL));
                 for (i, quants) in quants.into_iter().enumerate() {
                     let row =
-                        [0, 1].map(|h| round_bf16(_mm256_fmsub_ps(_mm256_cvtepi32_ps(quants[h]), scales[h], mins[h])));
+                        [0, 1].map(|h| round_value(_mm256_fmsub_ps(_mm256_cvtepi32_ps(quants[h]), scales[h], mins[h])));
                     store(to.wrapping_add((2 * pair + i) * PANEL), row);
                 }
             }
@@ -200,7 +200,7 @@ pub(super) unsafe fn q6_k(panel: &[u8], start: usize, len: usize, out: &mut [f32
                     let bits = _mm_or_si128(_mm_and_si128(low, low_mask), _mm_and_si128(high, high_mask));
                     let quants = _mm_sub_epi8(bits, center);
                     let quants = [_mm256_cvtepi8_epi32(quants), _mm256_cvtepi8_epi32(_mm_srli_si128::<8>(quants))];
-                    let row = [0, 1].map(|h| round_bf16(_mm256_mul_ps(scales[h], _mm256_cvtepi32_ps(quants[h]))));
+                    let row = [0, 1].map(|h| round_value(_mm256_mul_ps(scales[h], _mm256_cvtepi32_ps(quants[h]))));
                     store(to.wrapping_add((4 * quad + i) * PANEL), row);
                 }
             }
@@ -242,7 +242,7 @@ pub(super) unsafe fn f16(panel: &[u8], start: usize, len: usize, out: &mut [f32]
                 let packed = _mm256_packus_epi32(even, _mm256_srli_epi32::<16>(lanes));
                 let sorted = _mm256_permute4x64_epi64::<0b11_01_10_00>(packed);
                 let even = _mm256_cvtph_ps(_mm256_castsi256_si128(sorted));
-                (round_bf16(even), round_bf16(_mm256_cvtph_ps(_mm256_extracti128_si256::<1>(sorted))))
+                (round_value(even), round_value(_mm256_cvtph_ps(_mm256_extracti128_si256::<1>(sorted))))
             });
             store(to, [split[0].0, split[1].0]);
             store(to.wrapping_add(PANEL), [split[0].1, split[1].1]);

@@ -1,9 +1,12 @@
-//! One or two rows on AVX2: weights go from the packed panel through registers into the sums, without a stop in memory.
+//! A few rows on AVX2: weights go from the packed panel through registers into the sums, without a stop in memory.
 //!
-//! Rounding to bf16 is what costs most, so it is done by Veltkamp's splitting (Dekker 1971, "A floating-point technique for extending the
-//! available precision"): with `t = (2^16 + 1) w`, `t + (w - t)` is `w` rounded to eight bits, three operations instead of five. A tie
-//! becomes two ties of those operations, each to even, and goes to even itself. This holds for every `w` whose `t` is finite; if a scale is
-//! infinite the result is NaN where it should be infinite. Then a sum is NaN, and [`run`] says so: the caller does it the long way.
+//! With one row, a step of 32 rows of `k` is done for all columns at once: four chains hide the latency of their multiply-adds. With more rows
+//! it is done for columns 0..8 and then for columns 8..16, since the chains of both would not fit in 16 registers, and a chain that waits in
+//! memory takes three times as long. Where 16-bit weights need fewer registers, two rows take all columns too. Loops write out two pairs and no
+//! more: what a compiler loads early for the next ones would not fit either.
+//!
+//! Rounding to bf16 is what costs most: two operations in [`round_finite`], or three in [`Multiply::product`] where a weight is one exact product,
+//! that product included. Both give NaN where a scale is infinite. Then a sum is NaN, and [`run`] says so: the caller does it the long way.
 //!
 //! As in `avx512/unpack.rs`, functions here are parts of the one that is compiled for the instructions, which is the safety argument of every
 //! intrinsic. Their common contract besides: rows `0..2 * pairs` of `k`, from `start` on, lie in the panel, whole runs of 32 of them for
@@ -18,73 +21,105 @@ use crate::WeightType;
 use crate::kernels::{STEP_PAIRS, Tile};
 use crate::layout::{PANEL, q4_0, q4_1, q5_0, q8_0};
 
-/// Most rows: the chains of more do not fit in 16 registers.
-pub(super) const ROWS: usize = 2;
+/// Most rows of any type.
+pub(super) const ROWS: usize = 4;
 /// Pairs of a step that are written out one after the other.
-const UNROLLED: usize = 4;
+const UNROLLED: usize = 2;
+/// Columns of a vector: half of a panel's.
+const HALF: usize = 8;
 
-/// Two vectors, columns 0..8 and 8..16 of one row of `k`.
-type Row = [__m256; 2];
-
-/// Whether [`run`] takes weights of this type.
-pub(super) fn takes(ty: WeightType) -> bool {
+/// Most rows of weights of this type; with more, storing the dequantized weights costs less than chains that wait in memory. 0 for types
+/// that [`run`] does not take.
+pub(super) fn most_rows(ty: WeightType) -> usize {
     use WeightType::{Bf16, F16, Q4_0, Q4_1, Q4K, Q5_0, Q5K, Q6K, Q8_0};
-    matches!(ty, F16 | Bf16 | Q4_0 | Q4_1 | Q5_0 | Q8_0 | Q4K | Q5K | Q6K)
+    match ty {
+        Q8_0 => ROWS,
+        F16 | Bf16 | Q4_0 | Q4_1 | Q5_0 | Q4K | Q5K | Q6K => 2,
+        _ => 0,
+    }
 }
 
-/// Multiplies the pairs it is given with `ROWS` rows of `x`.
-struct Multiply<const ROWS: usize> {
+/// Multiplies the pairs it is given with `ROWS` rows of `x`, `HALVES` of the columns' halves at a time.
+struct Multiply<const ROWS: usize, const HALVES: usize> {
     x: [*const f32; ROWS],
-    chains: [[Row; ROWS]; 2],
-    acc: [Row; ROWS],
+    /// Of even and of odd `k`.
+    chains: [[[__m256; HALVES]; ROWS]; 2],
+    /// Of both halves.
+    acc: [[__m256; 2]; ROWS],
 }
 
-impl<const ROWS: usize> Multiply<ROWS> {
-    /// An operand of the chain of even (0) or odd (1) `k`.
+impl<const ROWS: usize, const HALVES: usize> Multiply<ROWS, HALVES> {
+    /// An operand of the chain of even (0) or odd (1) `k`, of one of the halves that are at hand.
     #[inline(always)]
-    unsafe fn operand<const CHAIN: usize>(&mut self, pair: usize, w: Row) {
+    unsafe fn operand<const CHAIN: usize>(&mut self, pair: usize, half: usize, w: __m256) {
         for r in 0..ROWS {
             // SAFETY: see the module; each row of `x` is as long as `k`, padded to a pair.
             unsafe {
-                let x = splat(*self.x[r].wrapping_add(2 * pair + CHAIN));
-                self.chains[CHAIN][r] = fma(x, w, self.chains[CHAIN][r]);
+                let x = _mm256_set1_ps(*self.x[r].wrapping_add(2 * pair + CHAIN));
+                let chain = &mut self.chains[CHAIN][r][half];
+                *chain = _mm256_fmadd_ps(x, w, *chain);
             }
         }
     }
 
-    /// The same of a value that is to be rounded: NaN, zero, or of a magnitude from 2^-50 to 2^111. One after the other, because registers
-    /// are few.
+    /// The same of a value that is to be rounded.
     #[inline(always)]
-    unsafe fn value<const CHAIN: usize>(&mut self, pair: usize, w: Row) {
+    unsafe fn value<const CHAIN: usize>(&mut self, pair: usize, half: usize, w: __m256) {
         // SAFETY: see the module.
-        unsafe { self.operand::<CHAIN>(pair, round(w)) }
+        unsafe { self.operand::<CHAIN>(pair, half, round_finite(w)) }
     }
 
-    /// A step of 16 pairs, or what is left of `k`, is complete.
+    /// The same of `quants * scales`, which is exact, and so is the product with `shifted`, 2^16 times as large.
     #[inline(always)]
-    unsafe fn end_step(&mut self) {
+    unsafe fn product<const CHAIN: usize>(
+        &mut self,
+        pair: usize,
+        half: usize,
+        quants: __m256,
+        [scales, shifted]: [__m256; 2],
+    ) {
+        // SAFETY: see the module.
+        unsafe {
+            let t = _mm256_mul_ps(quants, shifted);
+            self.operand::<CHAIN>(pair, half, _mm256_add_ps(_mm256_fmsub_ps(quants, scales, t), t));
+        }
+    }
+
+    /// A step of 16 pairs, or what is left of `k`, is complete for the halves from `first` on.
+    #[inline(always)]
+    unsafe fn end_step(&mut self, first: usize) {
         for r in 0..ROWS {
-            // SAFETY: see the module.
-            unsafe {
-                self.acc[r] = add(self.acc[r], add(self.chains[0][r], self.chains[1][r]));
-                self.chains[0][r] = [_mm256_setzero_ps(), _mm256_setzero_ps()];
-                self.chains[1][r] = self.chains[0][r];
+            for half in 0..HALVES {
+                // SAFETY: see the module.
+                unsafe {
+                    let step = _mm256_add_ps(self.chains[0][r][half], self.chains[1][r][half]);
+                    self.acc[r][first + half] = _mm256_add_ps(self.acc[r][first + half], step);
+                    self.chains[0][r][half] = _mm256_setzero_ps();
+                    self.chains[1][r][half] = _mm256_setzero_ps();
+                }
             }
         }
     }
 }
 
-/// A tile of `ROWS` rows from the panel's rows `start..` of `k` on; `false` if a sum is NaN, and then nothing was written.
+/// A tile of up to [`ROWS`] rows from the panel's rows `start..` of `k` on; `false` if a sum is NaN, and then nothing was written.
 ///
 /// # Safety
-/// See the module; `tile.rows` is 1 or 2, `x` is as long as [`Tile`] says, and `tile.out` is the caller's alone.
+/// See the module; `x` is as long as [`Tile`] says, and `tile.out` is the caller's alone.
+///
+/// # Panics
+/// If the tile has more rows than [`most_rows`].
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn run(ty: WeightType, panel: &[u8], start: usize, tile: &Tile<'_>) -> bool {
     // SAFETY: the caller's promise.
     unsafe {
         match tile.rows {
-            1 => rows::<1>(ty, panel.as_ptr(), start, tile),
-            _ => rows::<2>(ty, panel.as_ptr(), start, tile),
+            1 => rows::<1, 2>(ty, panel.as_ptr(), start, tile),
+            // What becomes operands in fewer operations leaves room for eight chains.
+            2 if matches!(ty, WeightType::F16 | WeightType::Bf16) => rows::<2, 2>(ty, panel.as_ptr(), start, tile),
+            2 => rows::<2, 1>(ty, panel.as_ptr(), start, tile),
+            3 => rows::<3, 1>(ty, panel.as_ptr(), start, tile),
+            _ => rows::<4, 1>(ty, panel.as_ptr(), start, tile),
         }
     }
 }
@@ -92,15 +127,25 @@ pub(super) unsafe fn run(ty: WeightType, panel: &[u8], start: usize, tile: &Tile
 /// # Safety
 /// As [`run`].
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn rows<const ROWS: usize>(ty: WeightType, panel: *const u8, start: usize, tile: &Tile<'_>) -> bool {
-    let zero = [[_mm256_setzero_ps(), _mm256_setzero_ps()]; ROWS];
-    let mut to = Multiply { x: [tile.x.as_ptr(); ROWS], chains: [zero; 2], acc: zero };
+unsafe fn rows<const ROWS: usize, const HALVES: usize>(
+    ty: WeightType,
+    panel: *const u8,
+    start: usize,
+    tile: &Tile<'_>,
+) -> bool {
+    let zero = _mm256_setzero_ps();
+    let mut to = Multiply::<ROWS, HALVES> {
+        x: [tile.x.as_ptr(); ROWS],
+        chains: [[[zero; HALVES]; ROWS]; 2],
+        acc: [[zero; 2]; ROWS],
+    };
     for r in 0..ROWS {
         to.x[r] = tile.x.as_ptr().wrapping_add(r * tile.x_stride);
         if !tile.first {
-            let out = tile.out.wrapping_add(r * tile.out_stride);
-            // SAFETY: row `r` of the output has 16 floats.
-            to.acc[r] = unsafe { [_mm256_loadu_ps(out), _mm256_loadu_ps(out.wrapping_add(8))] };
+            for half in 0..2 {
+                // SAFETY: row `r` of the output has 16 floats.
+                to.acc[r][half] = unsafe { _mm256_loadu_ps(tile.out.wrapping_add(r * tile.out_stride + half * HALF)) };
+            }
         }
     }
     // SAFETY: the caller's promise.
@@ -108,306 +153,320 @@ unsafe fn rows<const ROWS: usize>(ty: WeightType, panel: *const u8, start: usize
         match ty {
             WeightType::F16 => f16(panel, start, tile.pairs, &mut to),
             WeightType::Bf16 => bf16(panel, start, tile.pairs, &mut to),
+            WeightType::Q8_0 => q8_0(panel, start, tile.pairs, &mut to),
+            _ if ROWS * HALVES > 2 => unreachable!("{ROWS} rows of {ty} are not dequantized on the way"),
             WeightType::Q4_0 => q4_0(panel, start, tile.pairs, &mut to),
             WeightType::Q4_1 => q4_1(panel, start, tile.pairs, &mut to),
             WeightType::Q5_0 => q5_0(panel, start, tile.pairs, &mut to),
-            WeightType::Q8_0 => q8_0(panel, start, tile.pairs, &mut to),
             WeightType::Q4K => super_blocks::q4_k(panel, start, tile.pairs, &mut to),
             WeightType::Q5K => super_blocks::q5_k(panel, start, tile.pairs, &mut to),
             WeightType::Q6K => super_blocks::q6_k(panel, start, tile.pairs, &mut to),
             _ => unreachable!("{ty} is not dequantized on the way"),
         }
     }
-    if let Some(bias) = tile.bias {
-        // SAFETY: a bias has 16 floats.
-        let bias = unsafe { [_mm256_loadu_ps(bias.as_ptr()), _mm256_loadu_ps(bias.as_ptr().wrapping_add(8))] };
-        for acc in &mut to.acc {
-            *acc = [_mm256_add_ps(acc[0], bias[0]), _mm256_add_ps(acc[1], bias[1])];
+    let mut nan = zero;
+    for acc in &mut to.acc {
+        if let Some(bias) = tile.bias {
+            for (half, acc) in acc.iter_mut().enumerate() {
+                // SAFETY: a bias has 16 floats.
+                *acc = _mm256_add_ps(*acc, unsafe { _mm256_loadu_ps(bias.as_ptr().wrapping_add(half * HALF)) });
+            }
         }
-    }
-    let mut nan = _mm256_setzero_ps();
-    for acc in &to.acc {
         nan = _mm256_or_ps(nan, _mm256_cmp_ps::<_CMP_UNORD_Q>(acc[0], acc[1]));
     }
     if _mm256_movemask_ps(nan) != 0 {
         return false;
     }
     for (r, acc) in to.acc.iter().enumerate() {
-        let out = tile.out.wrapping_add(r * tile.out_stride);
-        // SAFETY: row `r` of the output has 16 floats.
-        unsafe {
-            _mm256_storeu_ps(out, acc[0]);
-            _mm256_storeu_ps(out.wrapping_add(8), acc[1]);
+        for (half, acc) in acc.iter().enumerate() {
+            // SAFETY: row `r` of the output has 16 floats.
+            unsafe { _mm256_storeu_ps(tile.out.wrapping_add(r * tile.out_stride + half * HALF), *acc) };
         }
     }
     true
 }
 
-/// Rounds to bf16, see the module.
+/// [`round_value`](super::round_value) by multiplications: `-(2^16 - 1) w` is rounded to 24 bits, and then `2^16 w` is added exactly. NaN for
+/// infinities.
 #[inline(always)]
-unsafe fn round(w: Row) -> Row {
+pub(super) unsafe fn round_finite(w: __m256) -> __m256 {
+    // SAFETY: see the module.
+    unsafe { _mm256_fmadd_ps(w, _mm256_set1_ps(65_536.0), _mm256_mul_ps(w, _mm256_set1_ps(-65_535.0))) }
+}
+
+/// 8 f16.
+#[inline(always)]
+unsafe fn load_f16(from: *const u8) -> __m256 {
+    // SAFETY: see the module.
+    unsafe { _mm256_cvtph_ps(_mm_load_si128(from.cast())) }
+}
+
+/// 8 bytes in 32-bit lanes, zero-extended.
+#[inline(always)]
+unsafe fn load_lanes(from: *const u8) -> __m256i {
+    const Z: i8 = -1;
     // SAFETY: see the module.
     unsafe {
-        let split = _mm256_set1_ps(65_537.0);
-        let t = [_mm256_mul_ps(w[0], split), _mm256_mul_ps(w[1], split)];
-        add(t, [_mm256_sub_ps(w[0], t[0]), _mm256_sub_ps(w[1], t[1])])
+        // A byte shuffle: processors do two of them in a cycle, but only one extension.
+        let order = _mm256_setr_epi8(
+            0, Z, Z, Z, 1, Z, Z, Z, 2, Z, Z, Z, 3, Z, Z, Z, 4, Z, Z, Z, 5, Z, Z, Z, 6, Z, Z, Z, 7, Z, Z, Z,
+        );
+        _mm256_shuffle_epi8(_mm256_set1_epi64x(from.cast::<i64>().read_unaligned()), order)
     }
 }
 
+/// A step of nibbles of the halves from `quants` on: `quants * scales + mins`, exact before it is rounded to f32.
 #[inline(always)]
-unsafe fn splat(x: f32) -> Row {
-    // SAFETY: see the module.
-    unsafe { [_mm256_set1_ps(x), _mm256_set1_ps(x)] }
-}
-
-#[inline(always)]
-unsafe fn add(a: Row, b: Row) -> Row {
-    // SAFETY: see the module.
-    unsafe { [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])] }
-}
-
-#[inline(always)]
-unsafe fn mul(a: Row, b: Row) -> Row {
-    // SAFETY: see the module.
-    unsafe { [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])] }
-}
-
-#[inline(always)]
-unsafe fn fma(a: Row, b: Row, c: Row) -> Row {
-    // SAFETY: see the module.
-    unsafe { [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])] }
-}
-
-/// 16 f16.
-#[inline(always)]
-unsafe fn load_f16(from: *const u8) -> Row {
-    // SAFETY: see the module.
-    unsafe {
-        [_mm256_cvtph_ps(_mm_load_si128(from.cast())), _mm256_cvtph_ps(_mm_load_si128(from.wrapping_add(16).cast()))]
-    }
-}
-
-/// 16 bytes in 32-bit lanes, zero-extended.
-#[inline(always)]
-unsafe fn load_lanes(from: *const u8) -> [__m256i; 2] {
-    // SAFETY: see the module.
-    unsafe {
-        [
-            _mm256_cvtepu8_epi32(_mm_loadl_epi64(from.cast())),
-            _mm256_cvtepu8_epi32(_mm_loadl_epi64(from.wrapping_add(8).cast())),
-        ]
-    }
-}
-
-#[inline(always)]
-unsafe fn to_f32(lanes: [__m256i; 2]) -> Row {
-    // SAFETY: see the module.
-    unsafe { [_mm256_cvtepi32_ps(lanes[0]), _mm256_cvtepi32_ps(lanes[1])] }
-}
-
-/// Low and high nibbles of 16 bytes, for the even and the odd row of a pair.
-#[inline(always)]
-unsafe fn load_nibbles(from: *const u8) -> [[__m256i; 2]; 2] {
-    // SAFETY: see the module.
-    unsafe {
-        let (lanes, low) = (load_lanes(from), _mm256_set1_epi32(15));
-        [
-            [_mm256_and_si256(lanes[0], low), _mm256_and_si256(lanes[1], low)],
-            [_mm256_srli_epi32::<4>(lanes[0]), _mm256_srli_epi32::<4>(lanes[1])],
-        ]
-    }
-}
-
-/// Bit `bit` of each lane of `high`, as bit 4 of what nibbles lie in.
-#[inline(always)]
-unsafe fn with_fifth_bit(low: [__m256i; 2], high: [__m256i; 2], bit: usize) -> [__m256i; 2] {
-    // SAFETY: see the module. A shift by the same count in every lane, below 32.
-    unsafe {
-        let (count, mask) = (_mm_cvtsi64_si128(bit as i64), _mm256_set1_epi32(16));
-        let high = [_mm256_slli_epi32::<4>(high[0]), _mm256_slli_epi32::<4>(high[1])];
-        [
-            _mm256_or_si256(low[0], _mm256_and_si256(_mm256_srl_epi32(high[0], count), mask)),
-            _mm256_or_si256(low[1], _mm256_and_si256(_mm256_srl_epi32(high[1], count), mask)),
-        ]
-    }
-}
-
-/// A step of nibbles: `quants * scales + mins`, exact before it is rounded.
-#[inline(always)]
-unsafe fn nibble_step<const ROWS: usize>(
+unsafe fn nibble_step<const ROWS: usize, const HALVES: usize>(
     quants: *const u8,
-    scales: Row,
-    mins: Row,
+    scales: [[__m256; 2]; HALVES],
     first: usize,
-    to: &mut Multiply<ROWS>,
+    to: &mut Multiply<ROWS, HALVES>,
 ) {
     for run in 0..STEP_PAIRS / UNROLLED {
         for pair in run * UNROLLED..(run + 1) * UNROLLED {
-            // SAFETY: see the module.
-            unsafe {
-                let [even, odd] = load_nibbles(quants.wrapping_add(pair * PANEL));
-                to.value::<0>(first + pair, fma(to_f32(even), scales, mins));
-                to.value::<1>(first + pair, fma(to_f32(odd), scales, mins));
+            for (half, [scales, mins]) in scales.into_iter().enumerate() {
+                // SAFETY: see the module.
+                unsafe {
+                    let lanes = load_lanes(quants.wrapping_add(pair * PANEL + half * HALF));
+                    let even = _mm256_cvtepi32_ps(_mm256_and_si256(lanes, _mm256_set1_epi32(15)));
+                    to.value::<0>(first + pair, half, _mm256_fmadd_ps(even, scales, mins));
+                    let odd = _mm256_cvtepi32_ps(_mm256_srli_epi32::<4>(lanes));
+                    to.value::<1>(first + pair, half, _mm256_fmadd_ps(odd, scales, mins));
+                }
             }
         }
     }
-    // SAFETY: see the module.
-    unsafe { to.end_step() };
 }
 
 /// As [`nibble_step`], with a fifth bit of each quant in `high`, by octets of `k`.
 #[inline(always)]
-unsafe fn five_bit_step<const ROWS: usize>(
+unsafe fn five_bit_step<const ROWS: usize, const HALVES: usize>(
     (low, high): (*const u8, *const u8),
-    scales: Row,
-    mins: Row,
+    scales: [[__m256; 2]; HALVES],
     first: usize,
-    to: &mut Multiply<ROWS>,
+    to: &mut Multiply<ROWS, HALVES>,
 ) {
     for octet in 0..STEP_PAIRS / 4 {
         // SAFETY: see the module.
-        let high = unsafe { load_lanes(high.wrapping_add(octet * PANEL)) };
+        let mut bits = unsafe { [_mm256_setzero_si256(); HALVES] };
+        for (half, bits) in bits.iter_mut().enumerate() {
+            // SAFETY: see the module.
+            *bits = unsafe { load_lanes(high.wrapping_add(octet * PANEL + half * HALF)) };
+        }
         for i in 0..4 {
             let pair = octet * 4 + i;
-            // SAFETY: see the module.
-            unsafe {
-                let [even, odd] = load_nibbles(low.wrapping_add(pair * PANEL));
-                let even = to_f32(with_fifth_bit(even, high, 2 * i));
-                to.value::<0>(first + pair, fma(even, scales, mins));
-                let odd = to_f32(with_fifth_bit(odd, high, 2 * i + 1));
-                to.value::<1>(first + pair, fma(odd, scales, mins));
-            }
-        }
-    }
-    // SAFETY: see the module.
-    unsafe { to.end_step() };
-}
-
-#[inline(always)]
-unsafe fn q4_0<const ROWS: usize>(panel: *const u8, start: usize, pairs: usize, to: &mut Multiply<ROWS>) {
-    for block in 0..pairs / STEP_PAIRS {
-        // SAFETY: see the module.
-        unsafe {
-            let from = panel.wrapping_add((start / 32 + block) * q4_0::BYTES);
-            let scales = load_f16(from);
-            // `(quant - 8) * scale`: both products and their difference are exact.
-            let mins = mul(scales, splat(-8.0));
-            nibble_step(from.wrapping_add(q4_0::QUANTS), scales, mins, block * STEP_PAIRS, to);
-        }
-    }
-}
-
-#[inline(always)]
-unsafe fn q4_1<const ROWS: usize>(panel: *const u8, start: usize, pairs: usize, to: &mut Multiply<ROWS>) {
-    for block in 0..pairs / STEP_PAIRS {
-        // SAFETY: see the module.
-        unsafe {
-            let from = panel.wrapping_add((start / 32 + block) * q4_1::BYTES);
-            let (scales, mins) = (load_f16(from), load_f16(from.wrapping_add(q4_1::MINS)));
-            nibble_step(from.wrapping_add(q4_1::QUANTS), scales, mins, block * STEP_PAIRS, to);
-        }
-    }
-}
-
-#[inline(always)]
-unsafe fn q5_0<const ROWS: usize>(panel: *const u8, start: usize, pairs: usize, to: &mut Multiply<ROWS>) {
-    for block in 0..pairs / STEP_PAIRS {
-        // SAFETY: see the module.
-        unsafe {
-            let from = panel.wrapping_add((start / 32 + block) * q5_0::BYTES);
-            let scales = load_f16(from);
-            let quants = (from.wrapping_add(q5_0::LOW), from.wrapping_add(q5_0::HIGH));
-            // As in Q4_0.
-            five_bit_step(quants, scales, mul(scales, splat(-16.0)), block * STEP_PAIRS, to);
-        }
-    }
-}
-
-#[inline(always)]
-unsafe fn q8_0<const ROWS: usize>(panel: *const u8, start: usize, pairs: usize, to: &mut Multiply<ROWS>) {
-    for block in 0..pairs / STEP_PAIRS {
-        // SAFETY: see the module.
-        unsafe {
-            let from = panel.wrapping_add((start / 32 + block) * q8_0::BYTES);
-            let scales = load_f16(from);
-            for run in 0..STEP_PAIRS / UNROLLED {
-                for pair in run * UNROLLED..(run + 1) * UNROLLED {
-                    let quants = from.wrapping_add(q8_0::QUANTS + pair * 2 * PANEL);
-                    // The even quant is the low byte of 16 bits, the odd one the high byte.
-                    let both = [
-                        _mm256_cvtepi16_epi32(_mm_load_si128(quants.cast())),
-                        _mm256_cvtepi16_epi32(_mm_load_si128(quants.wrapping_add(16).cast())),
-                    ];
-                    let low = [_mm256_slli_epi32::<24>(both[0]), _mm256_slli_epi32::<24>(both[1])];
-                    let even = to_f32([_mm256_srai_epi32::<24>(low[0]), _mm256_srai_epi32::<24>(low[1])]);
-                    to.value::<0>(block * STEP_PAIRS + pair, mul(even, scales));
-                    let odd = to_f32([_mm256_srai_epi32::<8>(both[0]), _mm256_srai_epi32::<8>(both[1])]);
-                    to.value::<1>(block * STEP_PAIRS + pair, mul(odd, scales));
+            for (half, [scales, mins]) in scales.into_iter().enumerate() {
+                // SAFETY: see the module.
+                unsafe {
+                    let lanes = load_lanes(low.wrapping_add(pair * PANEL + half * HALF));
+                    let even = _mm256_and_si256(lanes, _mm256_set1_epi32(15));
+                    let even = _mm256_cvtepi32_ps(with_fifth_bit(even, bits[half], 2 * i));
+                    to.value::<0>(first + pair, half, _mm256_fmadd_ps(even, scales, mins));
+                    let odd = with_fifth_bit(_mm256_srli_epi32::<4>(lanes), bits[half], 2 * i + 1);
+                    let odd = _mm256_cvtepi32_ps(odd);
+                    to.value::<1>(first + pair, half, _mm256_fmadd_ps(odd, scales, mins));
                 }
             }
-            to.end_step();
         }
     }
 }
 
+/// Bit `bit` of each lane of `high`, as bit 4 of what a nibble lies in.
 #[inline(always)]
-unsafe fn bf16<const ROWS: usize>(panel: *const u8, start: usize, pairs: usize, to: &mut Multiply<ROWS>) {
-    for first in (0..pairs).step_by(STEP_PAIRS) {
-        fetch_ahead(panel.wrapping_add((start + 2 * first) * 2 * PANEL));
-        for pair in first..(first + STEP_PAIRS).min(pairs) {
-            // SAFETY: see the module: an odd `k` is padded to a pair.
+unsafe fn with_fifth_bit(low: __m256i, high: __m256i, bit: usize) -> __m256i {
+    // SAFETY: see the module. A shift by the same count in every lane, below 32.
+    unsafe {
+        let high = _mm256_srl_epi32(_mm256_slli_epi32::<4>(high), _mm_cvtsi64_si128(bit as i64));
+        _mm256_or_si256(low, _mm256_and_si256(high, _mm256_set1_epi32(16)))
+    }
+}
+
+#[inline(always)]
+unsafe fn q4_0<const ROWS: usize, const HALVES: usize>(
+    panel: *const u8,
+    start: usize,
+    pairs: usize,
+    to: &mut Multiply<ROWS, HALVES>,
+) {
+    for block in 0..pairs / STEP_PAIRS {
+        let from = panel.wrapping_add((start / 32 + block) * q4_0::BYTES);
+        for first in (0..2).step_by(HALVES) {
+            // SAFETY: see the module.
             unsafe {
-                let from = panel.wrapping_add((start + 2 * pair) * 2 * PANEL);
-                let words = [_mm256_load_si256(from.cast()), _mm256_load_si256(from.wrapping_add(32).cast())];
-                let high = _mm256_set1_epi32(!0xffff);
-                let even = [_mm256_slli_epi32::<16>(words[0]), _mm256_slli_epi32::<16>(words[1])];
-                let odd = [_mm256_and_si256(words[0], high), _mm256_and_si256(words[1], high)];
-                to.operand::<0>(pair, operand_or_zero(even));
-                to.operand::<1>(pair, operand_or_zero(odd));
+                let scales = centered::<HALVES>(from, first, -8.0);
+                let quants = from.wrapping_add(q4_0::QUANTS + first * HALF);
+                nibble_step(quants, scales, block * STEP_PAIRS, to);
+                to.end_step(first);
             }
         }
-        // SAFETY: see the module.
-        unsafe { to.end_step() };
     }
 }
 
+/// The scales of the halves from `first` on, and `center` times each: `(quant - 8) * scale` is two exact products, whose difference is exact too.
 #[inline(always)]
-unsafe fn operand_or_zero(bits: [__m256i; 2]) -> Row {
+unsafe fn centered<const HALVES: usize>(from: *const u8, first: usize, center: f32) -> [[__m256; 2]; HALVES] {
     // SAFETY: see the module.
     unsafe {
-        let row = [_mm256_castsi256_ps(bits[0]), _mm256_castsi256_ps(bits[1])];
-        [_mm256_and_ps(row[0], is_operand(row[0])), _mm256_and_ps(row[1], is_operand(row[1]))]
+        let mut all = [[_mm256_setzero_ps(); 2]; HALVES];
+        for (half, scales) in all.iter_mut().enumerate() {
+            let of_half = load_f16(from.wrapping_add(2 * (first + half) * HALF));
+            *scales = [of_half, _mm256_mul_ps(of_half, _mm256_set1_ps(center))];
+        }
+        all
     }
 }
 
 #[inline(always)]
-unsafe fn f16<const ROWS: usize>(panel: *const u8, start: usize, pairs: usize, to: &mut Multiply<ROWS>) {
-    for first in (0..pairs).step_by(STEP_PAIRS) {
-        fetch_ahead(panel.wrapping_add((start + 2 * first) * 2 * PANEL));
-        for pair in first..(first + STEP_PAIRS).min(pairs) {
-            // SAFETY: see the module: an odd `k` is padded to a pair.
+unsafe fn q4_1<const ROWS: usize, const HALVES: usize>(
+    panel: *const u8,
+    start: usize,
+    pairs: usize,
+    to: &mut Multiply<ROWS, HALVES>,
+) {
+    for block in 0..pairs / STEP_PAIRS {
+        let from = panel.wrapping_add((start / 32 + block) * q4_1::BYTES);
+        for first in (0..2).step_by(HALVES) {
+            // SAFETY: see the module.
             unsafe {
-                let from = panel.wrapping_add((start + 2 * pair) * 2 * PANEL);
-                // Four even and four odd ones in each half of 128 bits, then the middle quarters change places.
-                let order = _mm256_setr_epi8(
-                    0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15, 0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11,
-                    14, 15,
-                );
-                let left = _mm256_shuffle_epi8(_mm256_load_si256(from.cast()), order);
-                let right = _mm256_shuffle_epi8(_mm256_load_si256(from.wrapping_add(32).cast()), order);
-                let left = _mm256_permute4x64_epi64::<0b11_01_10_00>(left);
-                let right = _mm256_permute4x64_epi64::<0b11_01_10_00>(right);
-                let even =
-                    [_mm256_cvtph_ps(_mm256_castsi256_si128(left)), _mm256_cvtph_ps(_mm256_castsi256_si128(right))];
-                let odd = [
-                    _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(left)),
-                    _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(right)),
-                ];
-                to.value::<0>(pair, even);
-                to.value::<1>(pair, odd);
+                let mut all = [[_mm256_setzero_ps(); 2]; HALVES];
+                for (half, scales) in all.iter_mut().enumerate() {
+                    let from = from.wrapping_add(2 * (first + half) * HALF);
+                    *scales = [load_f16(from), load_f16(from.wrapping_add(q4_1::MINS))];
+                }
+                let quants = from.wrapping_add(q4_1::QUANTS + first * HALF);
+                nibble_step(quants, all, block * STEP_PAIRS, to);
+                to.end_step(first);
             }
         }
-        // SAFETY: see the module.
-        unsafe { to.end_step() };
+    }
+}
+
+#[inline(always)]
+unsafe fn q5_0<const ROWS: usize, const HALVES: usize>(
+    panel: *const u8,
+    start: usize,
+    pairs: usize,
+    to: &mut Multiply<ROWS, HALVES>,
+) {
+    for block in 0..pairs / STEP_PAIRS {
+        let from = panel.wrapping_add((start / 32 + block) * q5_0::BYTES);
+        for first in (0..2).step_by(HALVES) {
+            // SAFETY: see the module.
+            unsafe {
+                let scales = centered::<HALVES>(from, first, -16.0);
+                let quants = from.wrapping_add(first * HALF);
+                let quants = (quants.wrapping_add(q5_0::LOW), quants.wrapping_add(q5_0::HIGH));
+                five_bit_step(quants, scales, block * STEP_PAIRS, to);
+                to.end_step(first);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn q8_0<const ROWS: usize, const HALVES: usize>(
+    panel: *const u8,
+    start: usize,
+    pairs: usize,
+    to: &mut Multiply<ROWS, HALVES>,
+) {
+    const Z: i8 = -1;
+    for block in 0..pairs / STEP_PAIRS {
+        let from = panel.wrapping_add((start / 32 + block) * q8_0::BYTES);
+        for first in (0..2).step_by(HALVES) {
+            // SAFETY: see the module.
+            unsafe {
+                // The even quants, and the odd ones, each as the highest byte of 32 bits: 2^24 times themselves, sign included.
+                let even = _mm256_setr_epi8(
+                    Z, Z, Z, 0, Z, Z, Z, 2, Z, Z, Z, 4, Z, Z, Z, 6, Z, Z, Z, 8, Z, Z, Z, 10, Z, Z, Z, 12, Z, Z, Z, 14,
+                );
+                let odd = _mm256_setr_epi8(
+                    Z, Z, Z, 1, Z, Z, Z, 3, Z, Z, Z, 5, Z, Z, Z, 7, Z, Z, Z, 9, Z, Z, Z, 11, Z, Z, Z, 13, Z, Z, Z, 15,
+                );
+                let mut all = [[_mm256_setzero_ps(); 2]; HALVES];
+                for (half, scales) in all.iter_mut().enumerate() {
+                    let of_half = load_f16(from.wrapping_add(2 * (first + half) * HALF));
+                    let of_half = _mm256_mul_ps(of_half, _mm256_set1_ps(1.0 / 16_777_216.0));
+                    *scales = [of_half, _mm256_mul_ps(of_half, _mm256_set1_ps(65_536.0))];
+                }
+                for run in 0..STEP_PAIRS / UNROLLED {
+                    for pair in run * UNROLLED..(run + 1) * UNROLLED {
+                        for (half, scales) in all.into_iter().enumerate() {
+                            let quants = from.wrapping_add(q8_0::QUANTS + (pair * PANEL + (first + half) * HALF) * 2);
+                            let quants = _mm256_broadcastsi128_si256(_mm_load_si128(quants.cast()));
+                            let row = block * STEP_PAIRS + pair;
+                            let even = _mm256_cvtepi32_ps(_mm256_shuffle_epi8(quants, even));
+                            to.product::<0>(row, half, even, scales);
+                            let odd = _mm256_cvtepi32_ps(_mm256_shuffle_epi8(quants, odd));
+                            to.product::<1>(row, half, odd, scales);
+                        }
+                    }
+                }
+                to.end_step(first);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn bf16<const ROWS: usize, const HALVES: usize>(
+    panel: *const u8,
+    start: usize,
+    pairs: usize,
+    to: &mut Multiply<ROWS, HALVES>,
+) {
+    for step in (0..pairs).step_by(STEP_PAIRS) {
+        fetch_ahead(panel.wrapping_add((start + 2 * step) * 2 * PANEL));
+        for first in (0..2).step_by(HALVES) {
+            for pair in step..(step + STEP_PAIRS).min(pairs) {
+                for half in 0..HALVES {
+                    // SAFETY: see the module: an odd `k` is padded to a pair.
+                    unsafe {
+                        let from = panel.wrapping_add(((start + 2 * pair) * PANEL + 2 * (first + half) * HALF) * 2);
+                        let words = _mm256_load_si256(from.cast());
+                        let even = _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words));
+                        let odd = _mm256_castsi256_ps(_mm256_and_si256(words, _mm256_set1_epi32(!0xffff)));
+                        to.operand::<0>(pair, half, _mm256_and_ps(even, is_operand(even)));
+                        to.operand::<1>(pair, half, _mm256_and_ps(odd, is_operand(odd)));
+                    }
+                }
+            }
+            // SAFETY: see the module.
+            unsafe { to.end_step(first) };
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn f16<const ROWS: usize, const HALVES: usize>(
+    panel: *const u8,
+    start: usize,
+    pairs: usize,
+    to: &mut Multiply<ROWS, HALVES>,
+) {
+    for step in (0..pairs).step_by(STEP_PAIRS) {
+        fetch_ahead(panel.wrapping_add((start + 2 * step) * 2 * PANEL));
+        for first in (0..2).step_by(HALVES) {
+            for pair in step..(step + STEP_PAIRS).min(pairs) {
+                for half in 0..HALVES {
+                    // SAFETY: see the module: an odd `k` is padded to a pair.
+                    unsafe {
+                        let from = panel.wrapping_add(((start + 2 * pair) * PANEL + 2 * (first + half) * HALF) * 2);
+                        // Four even and four odd ones in each half of 128 bits, then the middle quarters change places.
+                        let order = _mm256_setr_epi8(
+                            0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15, 0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7,
+                            10, 11, 14, 15,
+                        );
+                        let words = _mm256_shuffle_epi8(_mm256_load_si256(from.cast()), order);
+                        let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(words);
+                        to.value::<0>(pair, half, _mm256_cvtph_ps(_mm256_castsi256_si128(words)));
+                        to.value::<1>(pair, half, _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(words)));
+                    }
+                }
+            }
+            // SAFETY: see the module.
+            unsafe { to.end_step(first) };
+        }
     }
 }

@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::{Row, store};
-use crate::kernels::x86_64::round_bf16;
+use crate::kernels::x86_64::round_value;
 use crate::layout::PANEL;
 
 /// The nibbles of four pairs of `k`: eight rows.
@@ -79,7 +79,7 @@ pub(super) fn table(values: &[i8; 16]) -> __m128i {
 pub(super) unsafe fn store_product(to: *mut f32, quants: __m128i, scales: Row) {
     let quants = to_f32(quants);
     // SAFETY: the caller's promise.
-    unsafe { store(to, [0, 1].map(|h| round_bf16(_mm256_mul_ps(scales[h], quants[h])))) };
+    unsafe { store(to, [0, 1].map(|h| round_value(_mm256_mul_ps(scales[h], quants[h])))) };
 }
 
 /// Stores `quants * scales + mins`, rounded.
@@ -91,7 +91,7 @@ pub(super) unsafe fn store_product(to: *mut f32, quants: __m128i, scales: Row) {
 pub(super) unsafe fn store_sum(to: *mut f32, quants: __m128i, scales: Row, mins: Row) {
     let quants = to_f32(quants);
     // SAFETY: the caller's promise.
-    unsafe { store(to, [0, 1].map(|h| round_bf16(_mm256_fmadd_ps(quants[h], scales[h], mins[h])))) };
+    unsafe { store(to, [0, 1].map(|h| round_value(_mm256_fmadd_ps(quants[h], scales[h], mins[h])))) };
 }
 
 /// Stores `quants * scales - mins`, rounded.
@@ -103,5 +103,5 @@ pub(super) unsafe fn store_sum(to: *mut f32, quants: __m128i, scales: Row, mins:
 pub(super) unsafe fn store_difference(to: *mut f32, quants: __m128i, scales: Row, mins: Row) {
     let quants = to_f32(quants);
     // SAFETY: the caller's promise.
-    unsafe { store(to, [0, 1].map(|h| round_bf16(_mm256_fmsub_ps(quants[h], scales[h], mins[h])))) };
+    unsafe { store(to, [0, 1].map(|h| round_value(_mm256_fmsub_ps(quants[h], scales[h], mins[h])))) };
 }

@@ -2,98 +2,125 @@
 
 use std::arch::x86_64::*;
 
-use super::{Multiply, Row, five_bit_step, load_f16, load_lanes, mul, nibble_step, splat, to_f32};
+use super::{HALF, Multiply, five_bit_step, load_f16, load_lanes, nibble_step};
 use crate::kernels::STEP_PAIRS;
 use crate::layout::{PANEL, q4_k, q5_k, q6_k};
 
-/// Scales and negative minimums of sub-block `sub` of Q4_K and Q5_K.
+/// Scales and negative minimums of sub-block `sub` of Q4_K and Q5_K, of the halves from `first` on.
 #[inline(always)]
-unsafe fn k_scales(block: *const u8, sub: usize) -> (Row, Row) {
+unsafe fn k_scales<const HALVES: usize>(block: *const u8, sub: usize, first: usize) -> [[__m256; 2]; HALVES] {
     // SAFETY: see the module above.
     unsafe {
-        let (factors, min_factors) = (load_f16(block), load_f16(block.wrapping_add(q4_k::MIN_FACTORS)));
-        let scales = to_f32(load_lanes(block.wrapping_add(q4_k::SCALES + sub * PANEL)));
-        let mins = to_f32(load_lanes(block.wrapping_add(q4_k::MINS + sub * PANEL)));
-        (mul(factors, scales), mul(mul(min_factors, mins), splat(-1.0)))
+        let mut all = [[_mm256_setzero_ps(); 2]; HALVES];
+        for (half, of_half) in all.iter_mut().enumerate() {
+            let column = (first + half) * HALF;
+            let factors = block.wrapping_add(2 * column);
+            let (factors, min_factors) = (load_f16(factors), load_f16(factors.wrapping_add(q4_k::MIN_FACTORS)));
+            let scales = load_lanes(block.wrapping_add(q4_k::SCALES + sub * PANEL + column));
+            let mins = load_lanes(block.wrapping_add(q4_k::MINS + sub * PANEL + column));
+            let scales = _mm256_mul_ps(factors, _mm256_cvtepi32_ps(scales));
+            let mins = _mm256_mul_ps(min_factors, _mm256_cvtepi32_ps(mins));
+            *of_half = [scales, _mm256_xor_ps(mins, _mm256_set1_ps(-0.0))];
+        }
+        all
     }
 }
 
 #[inline(always)]
-pub(super) unsafe fn q4_k<const ROWS: usize>(panel: *const u8, start: usize, pairs: usize, to: &mut Multiply<ROWS>) {
+pub(super) unsafe fn q4_k<const ROWS: usize, const HALVES: usize>(
+    panel: *const u8,
+    start: usize,
+    pairs: usize,
+    to: &mut Multiply<ROWS, HALVES>,
+) {
     for step in 0..pairs / STEP_PAIRS {
-        // SAFETY: see the module above.
-        unsafe {
-            let (block, sub) = ((start / 32 + step) / 8, (start / 32 + step) % 8);
-            let from = panel.wrapping_add(block * q4_k::BYTES);
-            let (scales, mins) = k_scales(from, sub);
-            let quants = from.wrapping_add(q4_k::QUANTS + sub * STEP_PAIRS * PANEL);
-            nibble_step(quants, scales, mins, step * STEP_PAIRS, to);
+        let (block, sub) = ((start / 32 + step) / 8, (start / 32 + step) % 8);
+        let from = panel.wrapping_add(block * q4_k::BYTES);
+        for first in (0..2).step_by(HALVES) {
+            // SAFETY: see the module above.
+            unsafe {
+                let scales = k_scales::<HALVES>(from, sub, first);
+                let quants = from.wrapping_add(q4_k::QUANTS + sub * STEP_PAIRS * PANEL + first * HALF);
+                nibble_step(quants, scales, step * STEP_PAIRS, to);
+                to.end_step(first);
+            }
         }
     }
 }
 
 #[inline(always)]
-pub(super) unsafe fn q5_k<const ROWS: usize>(panel: *const u8, start: usize, pairs: usize, to: &mut Multiply<ROWS>) {
+pub(super) unsafe fn q5_k<const ROWS: usize, const HALVES: usize>(
+    panel: *const u8,
+    start: usize,
+    pairs: usize,
+    to: &mut Multiply<ROWS, HALVES>,
+) {
     for step in 0..pairs / STEP_PAIRS {
-        // SAFETY: see the module above.
-        unsafe {
-            let (block, sub) = ((start / 32 + step) / 8, (start / 32 + step) % 8);
-            let from = panel.wrapping_add(block * q5_k::BYTES);
-            let (scales, mins) = k_scales(from, sub);
-            let low = from.wrapping_add(q5_k::LOW + sub * STEP_PAIRS * PANEL);
-            let high = from.wrapping_add(q5_k::HIGH + sub * STEP_PAIRS / 4 * PANEL);
-            five_bit_step((low, high), scales, mins, step * STEP_PAIRS, to);
+        let (block, sub) = ((start / 32 + step) / 8, (start / 32 + step) % 8);
+        let from = panel.wrapping_add(block * q5_k::BYTES);
+        for first in (0..2).step_by(HALVES) {
+            // SAFETY: see the module above.
+            unsafe {
+                let scales = k_scales::<HALVES>(from, sub, first);
+                let low = from.wrapping_add(q5_k::LOW + sub * STEP_PAIRS * PANEL + first * HALF);
+                let high = from.wrapping_add(q5_k::HIGH + sub * STEP_PAIRS / 4 * PANEL + first * HALF);
+                five_bit_step((low, high), scales, step * STEP_PAIRS, to);
+                to.end_step(first);
+            }
         }
     }
 }
 
 #[inline(always)]
-pub(super) unsafe fn q6_k<const ROWS: usize>(panel: *const u8, start: usize, pairs: usize, to: &mut Multiply<ROWS>) {
+pub(super) unsafe fn q6_k<const ROWS: usize, const HALVES: usize>(
+    panel: *const u8,
+    start: usize,
+    pairs: usize,
+    to: &mut Multiply<ROWS, HALVES>,
+) {
     for step in 0..pairs / STEP_PAIRS {
-        // SAFETY: see the module above.
-        unsafe {
-            let (block, first_sub) = ((start / 32 + step) / 8, (start / 32 + step) % 8 * 2);
-            let from = panel.wrapping_add(block * q6_k::BYTES);
-            let factors = load_f16(from);
+        let (block, first_sub) = ((start / 32 + step) / 8, (start / 32 + step) % 8 * 2);
+        let from = panel.wrapping_add(block * q6_k::BYTES);
+        for first in (0..2).step_by(HALVES) {
             for sub in first_sub..first_sub + 2 {
-                let scales = _mm_load_si128(from.wrapping_add(q6_k::SCALES + sub * PANEL).cast());
-                let scales = mul(factors, signed_to_f32(scales));
-                for quad in 0..4 {
-                    let low = from.wrapping_add(q6_k::LOW + (sub * 8 + quad * 2) * PANEL);
-                    let low0 = _mm_load_si128(low.cast());
-                    let low1 = _mm_load_si128(low.wrapping_add(PANEL).cast());
-                    let high = _mm_load_si128(from.wrapping_add(q6_k::HIGH + (sub * 4 + quad) * PANEL).cast());
-                    let pair = step * STEP_PAIRS + sub % 2 * 8 + quad * 2;
-                    // Shifts of 16-bit lanes; masks drop what crosses from one byte to the other.
-                    let even = six_bits(low0, _mm_slli_epi16::<4>(high));
-                    to.value::<0>(pair, mul(even, scales));
-                    let odd = six_bits(_mm_srli_epi16::<4>(low0), _mm_slli_epi16::<2>(high));
-                    to.value::<1>(pair, mul(odd, scales));
-                    let even = six_bits(low1, high);
-                    to.value::<0>(pair + 1, mul(even, scales));
-                    let odd = six_bits(_mm_srli_epi16::<4>(low1), _mm_srli_epi16::<2>(high));
-                    to.value::<1>(pair + 1, mul(odd, scales));
+                // SAFETY: see the module above.
+                unsafe {
+                    let mut all = [[_mm256_setzero_ps(); 2]; HALVES];
+                    for (half, of_half) in all.iter_mut().enumerate() {
+                        let column = (first + half) * HALF;
+                        // Signed.
+                        let scales = from.wrapping_add(q6_k::SCALES + sub * PANEL + column);
+                        let scales = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(scales.cast())));
+                        let scales = _mm256_mul_ps(load_f16(from.wrapping_add(2 * column)), scales);
+                        // `(quant - 32) * scale`: both products and their difference are exact.
+                        *of_half = [scales, _mm256_mul_ps(scales, _mm256_set1_ps(-32.0))];
+                    }
+                    let nibble = _mm256_set1_epi32(15);
+                    for quad in 0..4 {
+                        for (half, &[scales, mins]) in all.iter().enumerate() {
+                            let value = |low, high| {
+                                let high = _mm256_and_si256(high, _mm256_set1_epi32(0x30));
+                                let quants = _mm256_cvtepi32_ps(_mm256_or_si256(low, high));
+                                _mm256_fmadd_ps(quants, scales, mins)
+                            };
+                            let column = (first + half) * HALF;
+                            let low = from.wrapping_add(q6_k::LOW + (sub * 8 + quad * 2) * PANEL + column);
+                            let (low0, low1) = (load_lanes(low), load_lanes(low.wrapping_add(PANEL)));
+                            let high = load_lanes(from.wrapping_add(q6_k::HIGH + (sub * 4 + quad) * PANEL + column));
+                            let pair = step * STEP_PAIRS + sub % 2 * 8 + quad * 2;
+                            let even = _mm256_and_si256(low0, nibble);
+                            to.value::<0>(pair, half, value(even, _mm256_slli_epi32::<4>(high)));
+                            let odd = _mm256_srli_epi32::<4>(low0);
+                            to.value::<1>(pair, half, value(odd, _mm256_slli_epi32::<2>(high)));
+                            to.value::<0>(pair + 1, half, value(_mm256_and_si256(low1, nibble), high));
+                            let odd = _mm256_srli_epi32::<4>(low1);
+                            to.value::<1>(pair + 1, half, value(odd, _mm256_srli_epi32::<2>(high)));
+                        }
+                    }
                 }
             }
-            to.end_step();
+            // SAFETY: see the module above.
+            unsafe { to.end_step(first) };
         }
     }
-}
-
-/// Nibbles and two bits above them, minus 32.
-#[inline(always)]
-unsafe fn six_bits(low: __m128i, high: __m128i) -> Row {
-    // SAFETY: see the module above.
-    unsafe {
-        let low = _mm_and_si128(low, _mm_set1_epi8(15));
-        let bits = _mm_or_si128(low, _mm_and_si128(high, _mm_set1_epi8(0x30)));
-        signed_to_f32(_mm_sub_epi8(bits, _mm_set1_epi8(32)))
-    }
-}
-
-/// Signed bytes as f32.
-#[inline(always)]
-unsafe fn signed_to_f32(bytes: __m128i) -> Row {
-    // SAFETY: see the module above.
-    unsafe { to_f32([_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128::<8>(bytes))]) }
 }
