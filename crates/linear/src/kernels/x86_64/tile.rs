@@ -21,8 +21,7 @@ type Sums<const ROWS: usize> = [[__m256; 2]; ROWS];
 ///
 /// # Safety
 /// `x + r * stride` has `2 * i + 1` floats for each of the `ROWS` rows, `w` has `2 * i + 1` rows of 16.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
+#[inline(always)]
 unsafe fn multiply<const ROWS: usize, const FIRST: bool>(
     x: *const f32,
     stride: usize,
@@ -50,11 +49,11 @@ unsafe fn multiply<const ROWS: usize, const FIRST: bool>(
 /// # Safety
 /// `x` and `w` point to the chain's first element: `x + r * stride` has `2 * pairs - 1` floats for each of the `ROWS`
 /// rows, `w` has `2 * pairs - 1` rows of 16.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
+#[inline(always)]
 unsafe fn chain<const ROWS: usize>(x: *const f32, stride: usize, w: *const f32, pairs: usize) -> Sums<ROWS> {
-    let mut sums = [[_mm256_setzero_ps(); 2]; ROWS];
-    // SAFETY: the caller's promise, here and below.
+    // SAFETY: the callers are compiled for the instructions; and their promise, here and below.
+    let mut sums = [[unsafe { _mm256_setzero_ps() }; 2]; ROWS];
+    // SAFETY: as above.
     unsafe { multiply::<ROWS, true>(x, stride, w, 0, &mut sums) };
     if pairs == STEP_PAIRS {
         // Three rounds of five: a branch at the end of sixteen would be mispredicted and hold up the next chain.
@@ -71,6 +70,28 @@ unsafe fn chain<const ROWS: usize>(x: *const f32, stride: usize, w: *const f32, 
         }
     }
     sums
+}
+
+/// Both chains of a step, one after the other, added to `acc`. The first one's sums wait in memory, as `acc` does: what is inlined here goes
+/// from registers to there and back once.
+///
+/// # Safety
+/// `x + r * stride` has `2 * pairs` floats for each of the `ROWS` rows, `w` has `2 * pairs` rows of 16.
+#[inline(never)]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn chain_after_chain<const ROWS: usize>(
+    x: *const f32,
+    stride: usize,
+    w: *const f32,
+    pairs: usize,
+    acc: &mut Sums<ROWS>,
+) {
+    // SAFETY: the caller's promise.
+    let (even, odd) = unsafe {
+        let even = chain::<ROWS>(x, stride, w, pairs);
+        (even, chain::<ROWS>(x.wrapping_add(1), stride, w.wrapping_add(PANEL), pairs))
+    };
+    *acc = add(*acc, add(even, odd));
 }
 
 /// Both chains of a step at once, added.
@@ -123,16 +144,14 @@ pub(super) unsafe fn run<const ROWS: usize, const PAIRED: bool>(tile: &Tile<'_>)
     for first in (0..tile.pairs).step_by(STEP_PAIRS) {
         let pairs = STEP_PAIRS.min(tile.pairs - first);
         // SAFETY: the step lies before `2 * tile.pairs`.
-        let step = unsafe {
+        unsafe {
             let (x, w) = (tile.x.as_ptr().wrapping_add(2 * first), tile.w.as_ptr().wrapping_add(2 * first * PANEL));
             if PAIRED {
-                both_chains::<ROWS>(x, stride, w, pairs)
+                acc = add(acc, both_chains::<ROWS>(x, stride, w, pairs));
             } else {
-                let even = chain::<ROWS>(x, stride, w, pairs);
-                add(even, chain::<ROWS>(x.wrapping_add(1), stride, w.wrapping_add(PANEL), pairs))
+                chain_after_chain::<ROWS>(x, stride, w, pairs, &mut acc);
             }
-        };
-        acc = add(acc, step);
+        }
     }
     if let Some(bias) = tile.bias {
         // SAFETY: a bias has 16 floats.
