@@ -149,7 +149,7 @@ impl ChunkPriced for Priced {
             Kind::Plan(plan) => of(CpuProfile::of_plan(plan, self.settings)),
             Kind::Outline { outline, .. } => of(CpuProfile::of_outline(outline, self.settings)),
             // A closed form has the size of a chunk in it.
-            Kind::Closed(estimate) => estimate.kv_bytes(context_tokens),
+            Kind::Closed { estimate, .. } => estimate.kv_bytes(context_tokens),
         }
     }
 }
