@@ -11,8 +11,8 @@ pub(crate) struct Args {
     /// Short names of the models to run; 32,000 tokens of Gemma take some minutes.
     #[arg(default_values = models::MODELS)]
     models: Vec<String>,
-    /// Leave out the tests whose name does not hold one of these: `outside`, `limit`, `long`.
-    #[arg(long, default_values = ["outside", "limit", "long"])]
+    /// Leave out the tests whose name does not hold one of these: `outside`, `limit`, `long`, `machine`.
+    #[arg(long, default_values = ["outside", "limit", "long", "machine"])]
     only: Vec<String>,
     /// Vary rows, length and type of keys and values one at a time, and not all together.
     #[arg(long)]

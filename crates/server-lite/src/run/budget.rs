@@ -127,12 +127,11 @@ impl Budget {
     pub(super) fn reserve_loading(&self, threads: usize, quantizes: bool) -> Result<Reservation, AppError> {
         let resident_bytes = self.resident_bytes();
         let bytes = price::loading_bytes(resident_bytes, threads, quantizes);
-        let left = self.left();
-        let refused = |left: &Left| self.shortfall_of(left, LOADING, bytes, Longest::Nothing);
-        if left.room.is_some() && bytes.saturating_sub(resident_bytes) > left.bytes {
-            return Err(self.shortfall_of(&left, LOADING, bytes - resident_bytes, Longest::Nothing));
+        let (left, heap_bytes) = (self.left(), bytes - resident_bytes);
+        if left.room.is_some() && heap_bytes > left.bytes {
+            return Err(self.shortfall_of(&left, LOADING, heap_bytes, Longest::Nothing));
         }
-        self.ledger.reserve(Kind::Overhead, bytes).map_err(|_| refused(&Left { room: None, ..left }))
+        self.reserve_of_budget(Kind::Overhead, bytes, LOADING, Longest::Nothing)
     }
 
     /// Measures what is resident beside the weights and reserves it, with what the run's own heap will take.
@@ -146,12 +145,9 @@ impl Budget {
         let overhead_bytes = price::overhead_bytes(resident, weights_bytes, sampling_bytes);
         self.untouched_bytes = RUN_HEAP_BYTES.saturating_add(sampling_bytes);
         // The machine has given most of it already.
-        let overhead = self.ledger.reserve(Kind::Overhead, overhead_bytes);
-        let short = || {
-            let left = Left { room: None, ..self.left() };
-            self.shortfall_of(&left, "what is resident after load", overhead_bytes, Longest::Nothing)
-        };
-        self.held.push(overhead.map_err(|_| short())?);
+        let what = "what is resident after load";
+        let overhead = self.reserve_of_budget(Kind::Overhead, overhead_bytes, what, Longest::Nothing)?;
+        self.held.push(overhead);
         Ok(())
     }
 
@@ -172,6 +168,18 @@ impl Budget {
         if bytes > 0 && bytes > left.bytes {
             return Err(self.shortfall_of(&left, what, bytes, longest));
         }
+        self.ledger.reserve(kind, bytes).map_err(|_| self.shortfall_of(&left, what, bytes, longest))
+    }
+
+    /// Reserves bytes of the budget alone, for what the machine has given or was asked for already.
+    fn reserve_of_budget(
+        &self,
+        kind: Kind,
+        bytes: u64,
+        what: &'static str,
+        longest: Longest,
+    ) -> Result<Reservation, AppError> {
+        let left = Left { bytes: self.ledger.usage().free_bytes().unwrap_or(u64::MAX), room: None };
         self.ledger.reserve(kind, bytes).map_err(|_| self.shortfall_of(&left, what, bytes, longest))
     }
 
@@ -258,13 +266,10 @@ impl Budget {
         let context_tokens = context;
         let max_chunk_rows = needs.max_chunk_rows(profile, context_tokens, left.bytes);
         let kv_bytes = profile.kv_bytes_in_chunks(context_tokens, max_chunk_rows);
-        let reserve = |kind, bytes, what| {
-            let left = Left { room: None, ..left.clone() };
-            self.ledger.reserve(kind, bytes).map_err(|_| self.shortfall_of(&left, what, bytes, Longest::Unknown))
-        };
-        let kv = reserve(Kind::Kv, kv_bytes, PROMPT)?;
+        let kv = self.reserve_of_budget(Kind::Kv, kv_bytes, PROMPT, Longest::Unknown)?;
         let transient_bytes = needs.smallest_transient(profile, context_tokens);
-        let transient = reserve(Kind::Transient, transient_bytes, "the smallest chunk")?;
+        let transient =
+            self.reserve_of_budget(Kind::Transient, transient_bytes, "the smallest chunk", Longest::Unknown)?;
         Ok(Admission { max_tokens, max_chunk_rows, kv_bytes, transient, kv: Some(kv), context_tokens })
     }
 

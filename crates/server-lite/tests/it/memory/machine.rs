@@ -2,8 +2,8 @@
 
 use super::limit::{Prompt, heavy};
 use super::named_context;
-use super::watch::{Group, program, signal};
-use crate::{Folder, model_file::ModelFile, plimsoll, run_ids};
+use super::watch::{Group, program, signal, watch};
+use crate::{Folder, golden, model_file::ModelFile, plimsoll, run, run_ids};
 use std::{
     io::{BufRead as _, BufReader, Read as _},
     process::Stdio,
@@ -77,13 +77,35 @@ fn a_budget_just_above_the_weights_is_refused_before_they_are_read() {
     let budget = (file.len() as u64 + MIB).to_string();
     let model = folder.file("large.gguf", file);
     let ids = folder.ids(&[1, 2, 3]);
-    let watched = super::watch::watch(program(&["run", "-m", &model, "--token-ids", &ids, "--memory-budget", &budget]));
+    let watched = watch(program(&["run", "-m", &model, "--token-ids", &ids, "--memory-budget", &budget]));
     assert!(watched.peak_anonymous_bytes < 50 * MIB, "{} bytes were touched", watched.peak_anonymous_bytes);
     let error = watched.ran.fails(3);
     assert!(
         error.contains("loading the weights needs ") && error.contains(&format!("the budget is {budget} ")),
         "{error}"
     );
+}
+
+/// Nothing stands above the budget for a moment either, such as what loading takes beside the weights.
+#[test]
+fn the_load_of_a_small_model_stays_within_the_smallest_budget() {
+    let Some(golden) = golden("tiny-gqa-6x2") else { return };
+    let folder = Folder::new();
+    let (model, ids) = (golden.model.to_str().unwrap(), folder.ids(&[1, 2, 3]));
+    let settings = ["--threads", "2", "--json", "-n", "1"];
+    let estimate = ["estimate", "-m", model, "--context", "3"];
+    let answer = run(estimate.iter().chain(&settings)).json();
+    let budget_bytes = answer["smallest_budget_bytes"].as_u64().unwrap();
+    let budget = budget_bytes.to_string();
+    let args = ["run", "-m", model, "--token-ids", &ids, "--memory-budget", &budget];
+    let mut peak_bytes = 0;
+    for _ in 0..10 {
+        let watched = watch(program(&[&args[..], &settings].concat()));
+        peak_bytes = peak_bytes.max(watched.peak_anonymous_bytes);
+        watched.ran.json();
+    }
+    println!("budget {budget_bytes} bytes, at most {peak_bytes} seen from outside");
+    assert!(peak_bytes <= budget_bytes, "{peak_bytes} bytes in a budget of {budget_bytes}");
 }
 
 #[test]
@@ -135,7 +157,7 @@ fn a_machine_that_fills_up_in_the_middle_ends_the_run_with_numbers_and_no_kill()
     let (mut hog, mut error) = (None, String::new());
     for line in BufReader::new(child.stderr.take().unwrap()).lines() {
         let line = line.unwrap();
-        if line.starts_with("memdbg: chunk 2,") {
+        if line.starts_with("memdbg: chunk 16,") {
             signal(&child, "-STOP");
             hog = Some(group.fill(limit_bytes, limit_bytes / 20 + 3 * MIB / 2));
             signal(&child, "-CONT");
