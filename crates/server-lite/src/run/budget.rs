@@ -105,13 +105,12 @@ impl Budget {
 
     /// Refuses a machine that has no room even for a model's header. The budget pays for it once it is measured.
     pub(super) fn set_out(&self) -> Result<(), AppError> {
-        let left = self.left();
-        match &left.room {
-            Some(_) if left.bytes < SETTING_OUT_BYTES => {
-                Err(self.shortfall_of(&left, "reading the model", SETTING_OUT_BYTES, Longest::Unknown))
-            }
-            _ => Ok(()),
+        let Some(room) = self.machine.as_ref().and_then(|machine| machine.room()) else { return Ok(()) };
+        let left = Left { bytes: self.left_in(&room, 0), room: Some(room) };
+        if left.bytes < SETTING_OUT_BYTES {
+            return Err(self.shortfall_of(&left, "reading the model", SETTING_OUT_BYTES, Longest::Unknown));
         }
+        Ok(())
     }
 
     /// Reserves the weights, before they are read.
