@@ -13,7 +13,7 @@ use crate::{
 };
 use plimsoll_memguard::{ByteSize, Ceilings, Profile};
 use plimsoll_prefill::{CancelToken, DEFAULT_MAX_ROWS};
-use plimsoll_program::{Dims, MemoryPlan, Op, Program};
+use plimsoll_program::{Dims, MemoryPlan, Op, Program, Slot};
 use serde::Serialize;
 use std::{
     collections::BTreeMap,
@@ -59,6 +59,8 @@ struct Timeline {
 #[derive(Debug, Serialize)]
 struct Live {
     name: String,
+    /// The weight that it was computed with, where one was.
+    weight: Option<String>,
     bytes: u64,
 }
 
@@ -135,10 +137,15 @@ impl Timeline {
         let plan = program.plan(&dims, &cost);
         let steps: Vec<Step> = steps(program, &plan).collect();
         let peak_step = plan.timeline.iter().position(|entry| entry.step == plan.peak_step).unwrap_or(0);
+        let ops = plan.timeline.iter().map(|entry| &program.step(entry.step).op);
+        let made: Vec<(String, Slot)> = ops.flat_map(|op| weights(program, op)).collect();
         let mut peak_live: Vec<Live> = plan
             .live_set
             .iter()
-            .map(|&(slot, bytes)| Live { name: program.slot(slot).name.clone(), bytes })
+            .map(|&(slot, bytes)| {
+                let weight = made.iter().find(|(_, out)| *out == slot).map(|(weight, _)| weight.clone());
+                Live { name: program.slot(slot).name.clone(), weight, bytes }
+            })
             .filter(|live| live.bytes > 0)
             .collect();
         peak_live.sort_by_key(|live| std::cmp::Reverse(live.bytes));
@@ -198,11 +205,12 @@ impl Timeline {
             let _ = writeln!(text, "{}", format!("  {name:<9}{:>13}   {note}", size(bytes)).trim_end());
         }
         if let Some(budget) = self.budget_bytes {
-            let _ = writeln!(text, "  {:<9}{:>13}", "budget", size(budget));
+            let note = if budget < self.total_bytes() { "   less than the pass takes" } else { "" };
+            let _ = writeln!(text, "  {:<9}{:>13}{note}", "budget", size(budget));
         }
         let shown: Vec<&Live> = self.peak_live.iter().take(LIVE).collect();
         if !shown.is_empty() {
-            let list: Vec<String> = shown.iter().map(|live| format!("{} {}", live.name, size(live.bytes))).collect();
+            let list: Vec<String> = shown.iter().map(|live| live.text()).collect();
             let more = self.peak_live.len() - shown.len();
             let more = if more > 0 { format!(", and {more} more") } else { String::new() };
             let _ = writeln!(text, "in the arena then: {}{more}", list.join(", "));
@@ -233,7 +241,8 @@ impl Timeline {
 
     /// The largest steps; those that differ by their layer alone count once, with their number.
     fn largest(&self) -> Vec<(&Step, usize)> {
-        let mut groups: BTreeMap<(&str, &str, &[String], u64), (&Step, usize)> = BTreeMap::new();
+        type Alike<'a> = (&'a str, &'a str, &'a [String], u64);
+        let mut groups: BTreeMap<Alike<'_>, (&Step, usize)> = BTreeMap::new();
         for step in &self.steps {
             let part = match step.place.strip_prefix("layer ") {
                 Some(rest) => rest.split_once('/').map_or("layer", |(_, part)| part),
@@ -245,6 +254,13 @@ impl Timeline {
         groups.sort_by_key(|(step, _)| (std::cmp::Reverse(step.bytes()), step.step));
         groups.truncate(LARGEST);
         groups
+    }
+}
+
+impl Live {
+    fn text(&self) -> String {
+        let weight = self.weight.as_ref().map_or_else(String::new, |weight| format!(" ({weight})"));
+        format!("{}{weight} {}", self.name, ByteSize::new(self.bytes))
     }
 }
 
@@ -261,18 +277,18 @@ fn steps<'a>(program: &'a Program, plan: &'a MemoryPlan) -> impl Iterator<Item =
         step: index,
         op: program.step(entry.step).op.name(),
         place: program.label(entry.label).to_owned(),
-        weights: weights(program, &program.step(entry.step).op),
+        weights: weights(program, &program.step(entry.step).op).into_iter().map(|(weight, _)| weight).collect(),
         live_bytes: entry.live_bytes,
         scratch_bytes: entry.scratch_bytes,
         arena_bytes: entry.high_water_bytes,
     })
 }
 
-/// Names of the matrices and norms that a step reads.
-fn weights(program: &Program, op: &Op) -> Vec<String> {
+/// Names of the matrices and norms that a step reads, each with what is made of it.
+fn weights(program: &Program, op: &Op) -> Vec<(String, Slot)> {
     let slots = match op {
-        Op::Linear { parts, .. } => parts.iter().map(|part| part.weight).collect(),
-        Op::ExpertLinear { weight, .. } | Op::RmsNorm { weight, .. } => vec![*weight],
+        Op::Linear { parts, .. } => parts.iter().map(|part| (part.weight, part.out)).collect(),
+        Op::ExpertLinear { weight, out, .. } | Op::RmsNorm { weight, out, .. } => vec![(*weight, *out)],
         _ => Vec::new(),
     };
     let short = |name: &str| {
@@ -281,5 +297,5 @@ fn weights(program: &Program, op: &Op) -> Vec<String> {
         let within = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
         within.map_or(name, |(_, name)| name).to_owned()
     };
-    slots.into_iter().map(|slot| short(&program.slot(slot).name)).collect()
+    slots.into_iter().map(|(weight, out)| (short(&program.slot(weight).name), out)).collect()
 }

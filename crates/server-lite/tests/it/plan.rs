@@ -39,6 +39,13 @@ fn a_table_names_the_largest_steps_and_all_lists_every_one() {
     let steps = number(&run(args.iter().chain(&["--json"])).json()["steps"].as_array().unwrap().len().into());
     assert!(largest.contains(&format!("largest of {steps} steps")), "{largest}");
     assert!(largest.contains("more like it") && largest.contains("full at step "), "{largest}");
+    // Steps, and what they made, by the weights that were read.
+    let [gate, down] =
+        ["linear ffn_gate + ffn_up (layer 0", "linear ffn_down (layer 0"].map(|title| largest.contains(title));
+    assert!(gate && down && largest.contains("in the arena then: ") && largest.contains(" (attn_q) "), "{largest}");
+    assert!(!largest.contains("less than the pass takes"), "{largest}");
+    let small = run(args.iter().chain(&["--memory-budget", "64KiB"])).ok();
+    assert!(small.contains("64 KiB   less than the pass takes"), "{small}");
     assert!(largest.lines().all(|line| line == line.trim_end()), "{largest}");
     let all = run(args.iter().chain(&["--all"])).ok();
     assert_eq!(
