@@ -43,9 +43,20 @@ impl Cli {
         let mut cli = Self::from_arg_matches(&matches).map_err(|error| in_one_line(&error))?;
         if let Some((_, matches)) = matches.subcommand() {
             match &mut cli.command {
-                Command::Run(args) => args.settle_input(matches)?,
-                Command::Estimate(args) => args.subject.settle(matches)?,
-                Command::Plan(args) => args.subject.settle(matches)?,
+                Command::Run(args) => {
+                    args.settle_input(matches)?;
+                    if args.guard == SwitchArg::On {
+                        args.budget.check()?;
+                    }
+                }
+                Command::Estimate(args) => {
+                    args.subject.settle(matches)?;
+                    args.budget.check()?;
+                }
+                Command::Plan(args) => {
+                    args.subject.settle(matches)?;
+                    args.budget.check()?;
+                }
                 Command::Doctor(_) | Command::Models { .. } => {}
             }
         }

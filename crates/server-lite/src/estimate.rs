@@ -63,7 +63,7 @@ pub(crate) fn estimate(args: &EstimateArgs, sources: &Sources, cancel: &CancelTo
         let message = format!("prompt and answer are {total} tokens, more than {MAX_CONTEXT_TOKENS}");
         return Err(AppError::Usage(message));
     }
-    let limit = args.budget.usable(&Ceilings::detect())?;
+    let limit = args.budget.limit(&Ceilings::detect());
     let priced = Priced::read(&args.subject, &args.engine, args.chunk.fixed_rows(), sources, cancel)?;
     let answer = Question { args, priced: &priced, limit }.answer();
     let text = match args.json {

@@ -113,7 +113,7 @@ pub(crate) fn plan(args: &PlanArgs, sources: &Sources, cancel: &CancelToken) -> 
         PassLogitsArg::Last => 1,
         PassLogitsArg::All => rows,
     };
-    let budget_bytes = args.budget.usable(&Ceilings::detect())?.bytes;
+    let budget_bytes = args.budget.limit(&Ceilings::detect()).bytes;
     let timeline = Timeline::new(&priced, Dims { rows, logit_rows, kv_len: context }, budget_bytes)?;
     if let Some(path) = &args.csv {
         files::write_output(path, &timeline.csv())?;

@@ -27,20 +27,7 @@ pub(crate) struct Limit {
 }
 
 impl BudgetArgs {
-    /// The user's budget, or what the policy leaves of the lowest of these limits, with its source; refused if that is nothing.
-    ///
-    /// # Errors
-    /// [`AppError::Usage`] with the limit and what the policy takes off it.
-    pub(crate) fn usable(self, ceilings: &Ceilings) -> Result<Limit, AppError> {
-        let limit = self.limit(ceilings);
-        if limit.bytes == Some(0) && self.memory_budget.is_none() {
-            let message = format!("--memory-policy {} leaves nothing of {}", self.memory_policy, limit.source);
-            return Err(AppError::Usage(message));
-        }
-        Ok(limit)
-    }
-
-    /// The same, whatever it is.
+    /// The user's budget, or what the policy leaves of the lowest of these limits, with its source.
     pub(crate) fn limit(self, ceilings: &Ceilings) -> Limit {
         if let Some(budget) = self.memory_budget {
             return Limit { bytes: Some(budget.bytes()), source: "--memory-budget".to_owned() };
@@ -56,6 +43,16 @@ impl BudgetArgs {
             }
             None => Limit { bytes: None, source: "no limit is known".to_owned() },
         }
+    }
+
+    /// Refuses a policy that leaves nothing of this machine, unless a budget goes before it.
+    pub(super) fn check(self) -> Result<(), AppError> {
+        let limit = self.limit(&Ceilings::detect());
+        if limit.bytes != Some(0) || self.memory_budget.is_some() {
+            return Ok(());
+        }
+        let message = format!("--memory-policy {} leaves nothing: {}", self.memory_policy, limit.source);
+        Err(AppError::Usage(message))
     }
 }
 

@@ -70,9 +70,9 @@ impl Admission {
 
 impl Budget {
     /// The budget of the arguments on this machine. With the guard off nothing bounds the run.
-    pub(super) fn of(args: &RunArgs) -> Result<Self, AppError> {
+    pub(super) fn of(args: &RunArgs) -> Self {
         if args.guard == SwitchArg::Off {
-            return Ok(Self::new(None, None));
+            return Self::new(None, None);
         }
         let ceilings = Ceilings::detect().binding(RunsOn::Cpu);
         let given_bytes = args.budget.memory_budget.map(ByteSize::bytes);
@@ -80,7 +80,7 @@ impl Budget {
             tracing::warn!("{warning}");
         }
         let machine = SystemMachine { runs_on: RunsOn::Cpu };
-        Ok(Self::new(args.budget.usable(&ceilings)?.bytes, Some(Arc::new(machine))))
+        Self::new(args.budget.limit(&ceilings).bytes, Some(Arc::new(machine)))
     }
 
     /// A budget of so many bytes; `None`: without a limit.

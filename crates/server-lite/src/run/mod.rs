@@ -46,7 +46,7 @@ pub(crate) fn run(args: &RunArgs, sources: &Sources, cancel: &CancelToken) -> Re
     if args.engine.device == DeviceArg::Metal {
         return Err(AppError::NoMetal);
     }
-    let mut budget = Budget::of(args)?;
+    let mut budget = Budget::of(args);
     budget.set_out()?;
     let given = prompt::read(args, &budget, cancel)?;
 
