@@ -63,8 +63,8 @@ impl<'a> Config<'a> {
     /// A count, which may be 0, if it is there.
     ///
     /// # Errors
-    /// [`EstimateError::BadField`] if it is no whole number, negative or absurd: a width of a million, a vocabulary of 67 million, more than
-    /// 16,384 layers, more than 2^31 of anything.
+    /// [`EstimateError::BadField`] if it is no whole number, negative or absurd: a width past a million, a vocabulary past 67 million,
+    /// more than 16,384 layers, more than 2^31 of anything.
     pub fn optional(&self, field: &str) -> Result<Option<usize>, EstimateError> {
         self.number(field, 0)
     }
@@ -173,7 +173,8 @@ impl<'a> Config<'a> {
     /// The kind of every layer: `layer_types` where the config has them, else what `default` says of each index.
     ///
     /// # Errors
-    /// [`EstimateError::LayerCount`] if the list is of another length than the model; [`EstimateError::BadField`] if it is no list of words.
+    /// [`EstimateError::LayerCount`] if the list is of another length than the model; [`EstimateError::BadField`] if it is no list of
+    /// words.
     pub fn layer_types(&self, default: impl Fn(usize) -> &'a str) -> Result<Vec<&'a str>, EstimateError> {
         let (field, layers) = ("layer_types", self.layers()?);
         match self.words(field)? {
