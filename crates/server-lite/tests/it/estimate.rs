@@ -434,7 +434,7 @@ fn a_policy_that_leaves_nothing_is_a_usage_error_and_says_of_what() {
     ] {
         let all = || args.iter().chain(&policy);
         let error = run(all()).fails(2);
-        assert!(error.contains("--memory-policy custom:8 EiB leaves nothing of "), "{error}");
+        assert!(error.contains("--memory-policy custom:8 EiB leaves nothing: "), "{error}");
         // A budget of one's own goes before any policy.
         run(all().chain(&["--memory-budget", "1GiB"])).ok();
     }
