@@ -104,10 +104,11 @@ impl PrefixCache {
                 in_memory.push(slabs);
             }
         }
-        if let Some(disk) = disk {
-            disk.wait_for(&keys);
-        }
         let all = (0..shape.part_bytes.len()).fold(Parts::NONE, Parts::with);
+        if let Some(disk) = disk {
+            let missing = keys.iter().zip(&in_memory).filter(|(_, slabs)| held(slabs) != all);
+            disk.wait_for(&missing.map(|(key, _)| *key).collect::<Vec<_>>());
+        }
         let mut found: Vec<Parts> = Vec::new();
         for (key, slabs) in keys.iter().zip(&in_memory) {
             let mut parts = held(slabs);

@@ -311,3 +311,20 @@ fn what_waits_for_the_writer_is_paid_for() {
         }
     }
 }
+
+#[test]
+fn what_was_published_is_found_though_it_may_still_wait() {
+    for spec in [super::spec(), windowed(), hybrid(1)] {
+        let (ledger, folder) = (Ledger::new(Budget::Unlimited), tempfile::tempdir().unwrap());
+        let disk = DiskOptions { folder: folder.path().to_owned(), limit_bytes: 1 << 30 };
+        let cache = PrefixCache::with_disk(&ledger, &spec, &IDENTITY, 0, &disk).unwrap();
+        for version in 0..5 {
+            let tokens = ids(310, version);
+            prefill(&cache, &mut empty(&ledger, &spec, 310), &tokens);
+            let mut sequence = empty(&ledger, &spec, 310);
+            assert_eq!(cache.restore(&mut sequence, &tokens), Ok(256), "{spec:?}");
+            run(&mut sequence, &tokens, 54);
+            assert!(content(&mut sequence) == cold(&spec, &tokens), "{spec:?}");
+        }
+    }
+}
