@@ -207,7 +207,7 @@ mod tests {
 
     #[target_feature(enable = "avx2,fma,f16c")]
     fn rounded(bits: u32) -> [[f32; 8]; 2] {
-        let lanes: [u32; 8] = std::array::from_fn(|lane| bits + lane as u32);
+        let lanes = [0, 1, 2, 3, 4, 5, 6, 7].map(|lane| bits + lane);
         let mut out = [[0.0; 8]; 2];
         // SAFETY: the arrays have eight lanes, and this function is compiled for the instructions.
         unsafe {
@@ -226,13 +226,12 @@ mod tests {
         }
         for exponent in [127 - 50, 127, 127 + 110] {
             for significand in (0..1 << 23).step_by(8) {
-                let bits = exponent << 23 | significand;
+                let first = exponent << 23 | significand;
                 // SAFETY: AVX2 was detected, and with it what else the function is compiled for.
-                let [value, finite] = unsafe { rounded(bits) };
-                for lane in 0..8 {
-                    let bits = bits + lane as u32;
+                let [value, finite] = unsafe { rounded(first) };
+                for ((value, finite), bits) in value.into_iter().zip(finite).zip(first..) {
                     let want = crate::bf16_operand(f32::from_bits(bits)).to_bits();
-                    assert_eq!([value[lane].to_bits(), finite[lane].to_bits()], [want; 2], "{bits:#x}");
+                    assert_eq!([value.to_bits(), finite.to_bits()], [want; 2], "{bits:#x}");
                 }
             }
         }
