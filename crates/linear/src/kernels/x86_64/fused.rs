@@ -239,46 +239,85 @@ unsafe fn nibble_step<const ROWS: usize, const HALVES: usize>(
     }
 }
 
-/// As [`nibble_step`], with a fifth bit of each quant in `high`, by octets of `k`.
+/// 16 bytes, in both halves of a vector: what is done to quants of fewer bits is done to those of all columns.
+#[inline(always)]
+unsafe fn load_bytes(from: *const u8) -> __m256i {
+    // SAFETY: see the module.
+    unsafe { _mm256_broadcastsi128_si256(_mm_load_si128(from.cast())) }
+}
+
+/// The bytes of one half of the columns in 32-bit lanes, zero-extended, as f32.
+#[inline(always)]
+unsafe fn columns(bytes: __m256i, half: usize) -> __m256 {
+    const Z: i8 = -1;
+    // SAFETY: see the module.
+    unsafe {
+        let order = match half {
+            0 => _mm256_setr_epi8(
+                0, Z, Z, Z, 1, Z, Z, Z, 2, Z, Z, Z, 3, Z, Z, Z, 4, Z, Z, Z, 5, Z, Z, Z, 6, Z, Z, Z, 7, Z, Z, Z,
+            ),
+            _ => _mm256_setr_epi8(
+                8, Z, Z, Z, 9, Z, Z, Z, 10, Z, Z, Z, 11, Z, Z, Z, 12, Z, Z, Z, 13, Z, Z, Z, 14, Z, Z, Z, 15, Z, Z, Z,
+            ),
+        };
+        _mm256_cvtepi32_ps(_mm256_shuffle_epi8(bytes, order))
+    }
+}
+
+/// As [`nibble_step`] for the halves from `side` on, with a fifth bit of each quant in `high`, by octets of `k`.
 #[inline(always)]
 unsafe fn five_bit_step<const ROWS: usize, const HALVES: usize>(
     (low, high): (*const u8, *const u8),
+    side: usize,
     scales: [[__m256; 2]; HALVES],
     first: usize,
     to: &mut Multiply<ROWS, HALVES>,
 ) {
     for octet in 0..STEP_PAIRS / 4 {
         // SAFETY: see the module.
-        let mut bits = unsafe { [_mm256_setzero_si256(); HALVES] };
-        for (half, bits) in bits.iter_mut().enumerate() {
-            // SAFETY: see the module.
-            *bits = unsafe { load_lanes(high.wrapping_add(octet * PANEL + half * HALF)) };
-        }
-        for i in 0..4 {
-            let pair = octet * 4 + i;
-            for (half, [scales, mins]) in scales.into_iter().enumerate() {
-                // SAFETY: see the module.
-                unsafe {
-                    let lanes = load_lanes(low.wrapping_add(pair * PANEL + half * HALF));
-                    let even = _mm256_and_si256(lanes, _mm256_set1_epi32(15));
-                    let even = _mm256_cvtepi32_ps(with_fifth_bit(even, bits[half], 2 * i));
-                    to.value::<0>(first + pair, half, _mm256_fmadd_ps(even, scales, mins));
-                    let odd = with_fifth_bit(_mm256_srli_epi32::<4>(lanes), bits[half], 2 * i + 1);
-                    let odd = _mm256_cvtepi32_ps(odd);
-                    to.value::<1>(first + pair, half, _mm256_fmadd_ps(odd, scales, mins));
-                }
-            }
+        let high = unsafe { load_bytes(high.wrapping_add(octet * PANEL)) };
+        let (low, pair) = (low.wrapping_add(octet * 4 * PANEL), first + octet * 4);
+        // SAFETY: see the module.
+        unsafe {
+            five_bit_pair::<0, ROWS, HALVES>(low, high, side, scales, pair, to);
+            five_bit_pair::<2, ROWS, HALVES>(low.wrapping_add(PANEL), high, side, scales, pair + 1, to);
+            five_bit_pair::<4, ROWS, HALVES>(low.wrapping_add(2 * PANEL), high, side, scales, pair + 2, to);
+            five_bit_pair::<6, ROWS, HALVES>(low.wrapping_add(3 * PANEL), high, side, scales, pair + 3, to);
         }
     }
 }
 
-/// Bit `bit` of each lane of `high`, as bit 4 of what a nibble lies in.
+/// One pair of [`five_bit_step`], whose bits in `high` begin with `BIT`.
+#[inline(always)]
+unsafe fn five_bit_pair<const BIT: usize, const ROWS: usize, const HALVES: usize>(
+    low: *const u8,
+    high: __m256i,
+    side: usize,
+    scales: [[__m256; 2]; HALVES],
+    pair: usize,
+    to: &mut Multiply<ROWS, HALVES>,
+) {
+    // SAFETY: see the module.
+    unsafe {
+        let (low, nibble) = (load_bytes(low), _mm256_set1_epi8(15));
+        let even = with_fifth_bit(_mm256_and_si256(low, nibble), high, BIT);
+        let odd = with_fifth_bit(_mm256_and_si256(_mm256_srli_epi16::<4>(low), nibble), high, BIT + 1);
+        for (half, [scales, mins]) in scales.into_iter().enumerate() {
+            to.value::<0>(pair, half, _mm256_fmadd_ps(columns(even, side + half), scales, mins));
+            to.value::<1>(pair, half, _mm256_fmadd_ps(columns(odd, side + half), scales, mins));
+        }
+    }
+}
+
+/// Bit `bit` of each byte of `high`, as bit 4 of what a nibble lies in.
 #[inline(always)]
 unsafe fn with_fifth_bit(low: __m256i, high: __m256i, bit: usize) -> __m256i {
-    // SAFETY: see the module. A shift by the same count in every lane, below 32.
+    let (left, right) = (4_usize.saturating_sub(bit), bit.saturating_sub(4));
+    // SAFETY: see the module. Shifts of 16-bit lanes; the mask drops what crosses from one byte to the other.
     unsafe {
-        let high = _mm256_srl_epi32(_mm256_slli_epi32::<4>(high), _mm_cvtsi64_si128(bit as i64));
-        _mm256_or_si256(low, _mm256_and_si256(high, _mm256_set1_epi32(16)))
+        let high = _mm256_sll_epi16(high, _mm_cvtsi64_si128(left as i64));
+        let high = _mm256_srl_epi16(high, _mm_cvtsi64_si128(right as i64));
+        _mm256_or_si256(low, _mm256_and_si256(high, _mm256_set1_epi8(16)))
     }
 }
 
@@ -355,9 +394,8 @@ unsafe fn q5_0<const ROWS: usize, const HALVES: usize>(
             // SAFETY: see the module.
             unsafe {
                 let scales = centered::<HALVES>(from, first, -16.0);
-                let quants = from.wrapping_add(first * HALF);
-                let quants = (quants.wrapping_add(q5_0::LOW), quants.wrapping_add(q5_0::HIGH));
-                five_bit_step(quants, scales, block * STEP_PAIRS, to);
+                let quants = (from.wrapping_add(q5_0::LOW), from.wrapping_add(q5_0::HIGH));
+                five_bit_step(quants, first, scales, block * STEP_PAIRS, to);
                 to.end_step(first);
             }
         }

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{HALF, Multiply, five_bit_step, load_f16, load_lanes, nibble_step};
+use super::{HALF, Multiply, columns, five_bit_step, load_bytes, load_f16, load_lanes, nibble_step};
 use crate::kernels::STEP_PAIRS;
 use crate::layout::{PANEL, q4_k, q5_k, q6_k};
 
@@ -62,9 +62,9 @@ pub(super) unsafe fn q5_k<const ROWS: usize, const HALVES: usize>(
             // SAFETY: see the module above.
             unsafe {
                 let scales = k_scales::<HALVES>(from, sub, first);
-                let low = from.wrapping_add(q5_k::LOW + sub * STEP_PAIRS * PANEL + first * HALF);
-                let high = from.wrapping_add(q5_k::HIGH + sub * STEP_PAIRS / 4 * PANEL + first * HALF);
-                five_bit_step((low, high), scales, step * STEP_PAIRS, to);
+                let low = from.wrapping_add(q5_k::LOW + sub * STEP_PAIRS * PANEL);
+                let high = from.wrapping_add(q5_k::HIGH + sub * STEP_PAIRS / 4 * PANEL);
+                five_bit_step((low, high), first, scales, step * STEP_PAIRS, to);
                 to.end_step(first);
             }
         }
@@ -95,26 +95,31 @@ pub(super) unsafe fn q6_k<const ROWS: usize, const HALVES: usize>(
                         // `(quant - 32) * scale`: both products and their difference are exact.
                         *of_half = [scales, _mm256_mul_ps(scales, _mm256_set1_ps(-32.0))];
                     }
-                    let nibble = _mm256_set1_epi32(15);
+                    let (nibble, upper) = (_mm256_set1_epi8(15), _mm256_set1_epi8(0x30));
                     for quad in 0..4 {
-                        for (half, &[scales, mins]) in all.iter().enumerate() {
-                            let value = |low, high| {
-                                let high = _mm256_and_si256(high, _mm256_set1_epi32(0x30));
-                                let quants = _mm256_cvtepi32_ps(_mm256_or_si256(low, high));
-                                _mm256_fmadd_ps(quants, scales, mins)
-                            };
-                            let column = (first + half) * HALF;
-                            let low = from.wrapping_add(q6_k::LOW + (sub * 8 + quad * 2) * PANEL + column);
-                            let (low0, low1) = (load_lanes(low), load_lanes(low.wrapping_add(PANEL)));
-                            let high = load_lanes(from.wrapping_add(q6_k::HIGH + (sub * 4 + quad) * PANEL + column));
-                            let pair = step * STEP_PAIRS + sub % 2 * 8 + quad * 2;
-                            let even = _mm256_and_si256(low0, nibble);
-                            to.value::<0>(pair, half, value(even, _mm256_slli_epi32::<4>(high)));
-                            let odd = _mm256_srli_epi32::<4>(low0);
-                            to.value::<1>(pair, half, value(odd, _mm256_slli_epi32::<2>(high)));
-                            to.value::<0>(pair + 1, half, value(_mm256_and_si256(low1, nibble), high));
-                            let odd = _mm256_srli_epi32::<4>(low1);
-                            to.value::<1>(pair + 1, half, value(odd, _mm256_srli_epi32::<2>(high)));
+                        let low = from.wrapping_add(q6_k::LOW + (sub * 8 + quad * 2) * PANEL);
+                        let low = [load_bytes(low), load_bytes(low.wrapping_add(PANEL))];
+                        let high = load_bytes(from.wrapping_add(q6_k::HIGH + (sub * 4 + quad) * PANEL));
+                        // Shifts of 16-bit lanes; masks drop what crosses from one byte to the other.
+                        let odd = [_mm256_srli_epi16::<4>(low[0]), _mm256_srli_epi16::<4>(low[1])];
+                        let above = [_mm256_slli_epi16::<4>(high), _mm256_slli_epi16::<2>(high)];
+                        let quants = [
+                            _mm256_or_si256(_mm256_and_si256(low[0], nibble), _mm256_and_si256(above[0], upper)),
+                            _mm256_or_si256(_mm256_and_si256(odd[0], nibble), _mm256_and_si256(above[1], upper)),
+                        ];
+                        let above = [high, _mm256_srli_epi16::<2>(high)];
+                        let next = [
+                            _mm256_or_si256(_mm256_and_si256(low[1], nibble), _mm256_and_si256(above[0], upper)),
+                            _mm256_or_si256(_mm256_and_si256(odd[1], nibble), _mm256_and_si256(above[1], upper)),
+                        ];
+                        let pair = step * STEP_PAIRS + sub % 2 * 8 + quad * 2;
+                        for (pair, [even, odd]) in [(pair, quants), (pair + 1, next)] {
+                            for (half, &[scales, mins]) in all.iter().enumerate() {
+                                let even = columns(even, first + half);
+                                to.value::<0>(pair, half, _mm256_fmadd_ps(even, scales, mins));
+                                let odd = columns(odd, first + half);
+                                to.value::<1>(pair, half, _mm256_fmadd_ps(odd, scales, mins));
+                            }
                         }
                     }
                 }
