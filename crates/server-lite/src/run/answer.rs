@@ -3,6 +3,7 @@
 use super::{
     budget::{self, Admission, Budget},
     memdbg::MemoryDebug,
+    prefix::RunCache,
     report::{ChunkReport, Load, Memory, Prefill, Report, Speed},
 };
 use crate::{
@@ -12,7 +13,6 @@ use crate::{
     fetch::hex,
     price::{ChunkPriced, Needs},
 };
-use plimsoll_kvcache::PrefixCache;
 use plimsoll_models::{
     ExecError, LogitRows, Model, Session,
     sampler::{Sampler, StopMatcher},
@@ -42,7 +42,7 @@ pub(super) struct Job<'a> {
     pub(super) cancel: &'a CancelToken,
     /// When the command began.
     pub(super) started: Instant,
-    pub(super) cache: Option<PrefixCache>,
+    pub(super) cache: Option<RunCache>,
 }
 
 /// The logits that decode starts from.

@@ -40,7 +40,6 @@ pub(crate) fn run(args: &RunArgs, sources: &Sources, cancel: &CancelToken) -> Re
     let sampler = Sampler::new(args.sampling.params())?;
     let stops = StopMatcher::new(&args.sampling.stop)?;
     let mut settings = settings::cpu(&args.engine, args.chunk.fixed_rows())?;
-    settings.snapshots = prefix::snapshots(args);
     outputs::check(args)?;
     prefix::check(args)?;
     if args.engine.device == DeviceArg::Metal {
@@ -60,6 +59,7 @@ pub(crate) fn run(args: &RunArgs, sources: &Sources, cancel: &CancelToken) -> Re
     let checkpoint = Checkpoint::open(&path).map_err(model_fault)?;
     drop(settings_read);
     let plan = LoadPlan::with_options(&checkpoint, &settings::loading(&args.engine)).map_err(model_fault)?;
+    settings.snapshots = prefix::snapshots(args, plan.architecture(), &settings);
     sampler.params().check_vocabulary(plan.architecture().dimensions.vocab_size)?;
     prefix::check_limit(args, &settings.kv_spec(plan.architecture()))?;
     budget.reserve_weights(plan.weights_bytes())?;

@@ -59,6 +59,30 @@ fn a_prefill_that_is_cancelled_says_how_far_it_came() {
 }
 
 #[test]
+fn a_cancelled_run_leaves_only_whole_files_in_its_prefix_cache() {
+    let Some(golden) = golden("tiny-mha-5") else { return };
+    let folder = Folder::new();
+    let long: Vec<u32> = golden.ids.iter().copied().cycle().take(150_000).collect();
+    let (model, ids, cache) = (golden.model.to_str().unwrap(), folder.ids(&long), folder.arg("cache"));
+    let count = |extension: &str| {
+        let entries = std::fs::read_dir(folder.path("cache")).into_iter().flatten();
+        entries.filter(|entry| entry.as_ref().unwrap().path().extension().is_some_and(|of| of == extension)).count()
+    };
+    let mut child = spawn(&["run", "-m", model, "--token-ids", &ids, "--json", "-n", "1", "--prefix-cache", &cache]);
+    wait_until(&mut child, || count("kv") > 3);
+    interrupt(&child);
+    finish(child).fails(1);
+    assert_eq!(count("unfinished"), 0, "half a file is left");
+    let run = |args: &[&str]| {
+        let short = folder.ids(&long[..1000]);
+        finish(spawn(&[&["run", "-m", model, "--token-ids", &short, "--json", "-n", "3"], args].concat())).json()
+    };
+    let (want, got) = (run(&[]), run(&["--prefix-cache", &cache]));
+    assert!(got["prefill"]["cached_tokens"].as_u64().unwrap() >= 3 * 64, "{}", got["prefill"]);
+    assert_eq!((&got["first_logits_sha256"], &got["tokens"]), (&want["first_logits_sha256"], &want["tokens"]));
+}
+
+#[test]
 fn a_decode_that_is_cancelled_reports_what_was_generated() {
     let Some(golden) = golden("tiny-one-row") else { return };
     let folder = Folder::new();
