@@ -137,6 +137,65 @@ fn a_hit_has_the_bits_of_a_miss() -> Result<()> {
 }
 
 #[test]
+fn a_recurrent_prompt_is_found_at_the_same_border_however_it_was_cut() -> Result<()> {
+    const EVERY: usize = 192;
+    const TOKENS: usize = 700;
+    for name in ["tiny-qwen3_next", "tiny-qwen3_5"] {
+        let model = Tiny::load(name)?.model()?;
+        let vocab_size = model.architecture().dimensions.vocab_size;
+        let mut random = Random::new(8);
+        let prompt = random.tokens(TOKENS, vocab_size);
+        let other = [&prompt[..450], &random.tokens(250, vocab_size)].concat();
+        let ledger = Ledger::new(Budget::Unlimited);
+        // The tokens found, and the logits of all rows after them.
+        let run = |tokens: &[u32], cache: Option<&PrefixCache>, chunk: usize| -> Result<(usize, Vec<RowHash>)> {
+            let settings = cut(chunk, EVERY);
+            let spec = settings.kv_spec(model.architecture());
+            let sequence = Sequence::new(&spec, TOKENS, ledger.reserve(Kind::Kv, spec.bytes(TOKENS))?)?;
+            let mut session = CpuSession::new(CpuExecutor::new(Arc::clone(&model), settings)?, sequence, ());
+            let cached = cache.map_or(Ok(0), |cache| session.restore(cache, tokens))?;
+            let mut rows = Vec::new();
+            let mut sink = |_: Range<usize>, logits: &[f32]| rows.extend(hash_rows(logits, vocab_size));
+            let mut target = PromptTarget::new(&mut session, tokens, LogitRows::All, &mut sink);
+            if let Some(cache) = cache {
+                target = target.publishing_to(cache);
+            }
+            for start in (cached..TOKENS).step_by(chunk) {
+                let rows = (TOKENS - start).min(chunk);
+                target.run(&Chunk { start, rows, last: start + rows == TOKENS })?;
+            }
+            Ok((cached, rows))
+        };
+        let (_, want_prompt) = run(&prompt, None, 64)?;
+        let (_, want_other) = run(&other, None, 64)?;
+        for chunk in [1, 7, 64, 100, 512, TOKENS] {
+            let folder = tempfile::tempdir()?;
+            let open = || -> Result<PrefixCache> {
+                let (settings, folder) = (cut(chunk, EVERY), folder.path().to_owned());
+                let (spec, disk) =
+                    (settings.kv_spec(model.architecture()), DiskOptions { folder, limit_bytes: 1 << 30 });
+                Ok(PrefixCache::with_disk(&ledger, &spec, &model.cache_identity(&settings), 0, &disk)?)
+            };
+            let (cached, rows) = run(&prompt, Some(&open()?), chunk)?;
+            ensure!((cached, &rows) == (0, &want_prompt), "{name}, chunks of {chunk}: other bits");
+            for (tokens, want, border) in [(&other, &want_other, 384), (&prompt, &want_prompt, 576)] {
+                let (cached, rows) = run(tokens, Some(&open()?), 100)?;
+                ensure!(cached == border, "{name}, chunks of {chunk}: {cached} tokens found, not {border}");
+                ensure!(rows == want[border..], "{name}, chunks of {chunk}: other bits after {border} tokens");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Settings for chunks of so many rows and a state every so many tokens.
+fn cut(chunk: usize, every_tokens: usize) -> CpuSettings {
+    let count = |count| NonZeroUsize::new(count).expect("not zero");
+    let snapshots = Snapshots { every_blocks: count(every_tokens / 64), keep: count(chunk.div_ceil(every_tokens)) };
+    CpuSettings { max_chunk_rows: Some(chunk), snapshots: Some(snapshots), ..CpuSettings::detect(2, KvDtype::Bf16) }
+}
+
+#[test]
 fn a_fork_decodes_as_the_sequence_that_it_was_taken_from() -> Result<()> {
     for subject in Subject::all()? {
         let mut random = Random::new(5);

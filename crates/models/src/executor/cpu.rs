@@ -43,8 +43,8 @@ pub struct CpuExecutor {
     live: LiveTemporaries,
     blocks: BlockTable,
     cancel: CancelToken,
-    /// Multiply-adds between two looks at `cancel`.
-    tile_work: u64,
+    /// How much is done between two looks at `cancel`.
+    paces: tiles::Paces,
 }
 
 /// The logits of a pass, in the executor's arena until the next pass.
@@ -103,7 +103,7 @@ impl CpuExecutor {
             live,
             blocks: BlockTable::new(),
             cancel: CancelToken::default(),
-            tile_work: tiles::TILE_WORK.saturating_mul(settings.threads as u64),
+            paces: tiles::Paces::new(&settings),
         })
     }
 
@@ -119,7 +119,8 @@ impl CpuExecutor {
         self.settings
     }
 
-    /// The same executor, which gives up a running pass once `cancel` is set: at its next step, or after the next rows of a long one.
+    /// The same executor, which gives up a running pass once `cancel` is set: at its next step, or after the rows of a long one that are under
+    /// way, as many as take some hundredths of a second at the speed measured so far.
     #[must_use]
     pub fn with_cancel(mut self, cancel: CancelToken) -> Self {
         self.cancel = cancel;
@@ -206,7 +207,7 @@ impl CpuExecutor {
             live: &mut self.live,
             blocks: &mut self.blocks,
             cancel: &self.cancel,
-            tile_work: self.tile_work,
+            paces: &mut self.paces,
             dims,
             segments,
             observer,
@@ -240,7 +241,7 @@ impl CpuExecutor {
     /// The same executor, which looks at its cancel flag after so many multiply-adds of a step.
     #[cfg(test)]
     pub(crate) fn with_tile_work(mut self, tile_work: u64) -> Self {
-        self.tile_work = tile_work;
+        self.paces = tiles::Paces::fixed(tile_work);
         self
     }
 
@@ -287,7 +288,7 @@ struct Running<'p, 's, O> {
     live: &'p mut LiveTemporaries,
     blocks: &'p mut BlockTable,
     cancel: &'p CancelToken,
-    tile_work: u64,
+    paces: &'p mut tiles::Paces,
     dims: Dims,
     segments: &'p mut [Segment<'s>],
     observer: &'p mut O,
@@ -533,7 +534,8 @@ impl<O: StepObserver> Running<'_, '_, O> {
             })
             .collect();
         let (cancel, x) = (self.cancel, (cast_slice(x), rows));
-        tiles::linear(x, &mut outputs, scratch, self.settings.linear(), self.tile_work, || cancel.is_cancelled())
+        let pace = &mut self.paces.linear;
+        tiles::linear(x, &mut outputs, scratch, self.settings.linear(), pace, || cancel.is_cancelled())
             .map_err(|tiles::Cancelled| ExecError::Cancelled)
     }
 
@@ -567,6 +569,7 @@ impl<O: StepObserver> Running<'_, '_, O> {
             let (q, out) = (&q_all[of(widths[0])], &mut out_all[of(widths[3])]);
             let (start, sequence, cancel) = (segment.start, &*segment.sequence, self.cancel);
             let seen = spec.window.map_or(kv_len, |window| kv_len.min(window));
+            let pace = &mut self.paces.attention;
             let row_work = (seen * shape.heads * (shape.head_dim + shape.v_head_dim)) as u64;
             sequence
                 .with_view(*layer, kv_len, self.blocks, |view| {
@@ -574,7 +577,7 @@ impl<O: StepObserver> Running<'_, '_, O> {
                     let fits = |rows| route.workspace_bytes(&AttnShape { rows, ..shape }) <= scratch_bytes;
                     tiles::attend(
                         (rows, row_work),
-                        self.tile_work,
+                        pace,
                         fits,
                         || cancel.is_cancelled(),
                         |part| {

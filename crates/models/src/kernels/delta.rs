@@ -56,11 +56,11 @@ impl DeltaShape {
 /// For each token and column: `t = s * e^decay` (rounded), `known = fma(t, k, known)` over ascending `head_dim` from 0, `d = (v - known) *
 /// beta`, `s = fma(k, d, t)`, `o = fma(s, q, o)` over ascending `head_dim` from 0. `e^decay` is the crate family's own exponential.
 ///
-/// `before`, `after`: `[value_heads, head_dim, v_head_dim]`; `out`: as `v`.
+/// `before`, `after`: `[value_heads, head_dim, v_head_dim]`; without a `before`, `after` holds the state and is changed in place. `out`: as `v`.
 pub(crate) fn gated_delta(
     shape: &DeltaShape,
     rows: DeltaRows<'_>,
-    (before, after): (&[f32], &mut [f32]),
+    (before, after): (Option<&[f32]>, &mut [f32]),
     out: &mut [f32],
     scratch: &mut [f32],
     isa: Isa,
@@ -71,7 +71,7 @@ pub(crate) fn gated_delta(
     let tokens = rows.decay.len() / shape.value_heads;
     let states = shape.value_heads * head_state;
     assert_eq!(
-        (before.len(), after.len(), out.len()),
+        (before.map_or(states, <[f32]>::len), after.len(), out.len()),
         (states, states, tokens * width),
         "lengths do not fit {shape:?}"
     );
@@ -84,7 +84,10 @@ pub(crate) fn gated_delta(
             let place = |row: usize| head * head_state + row * shape.v_head_dim + first;
             for (row, local) in local.iter_mut().enumerate() {
                 local[columns..].fill(0.0);
-                local[..columns].copy_from_slice(&before[place(row)..][..columns]);
+                match before {
+                    Some(before) => local[..columns].copy_from_slice(&before[place(row)..][..columns]),
+                    None => after.read(place(row), &mut local[..columns]),
+                }
             }
             let block = Block { shape, head, first, columns };
             run_block(isa, &block, &rows, local, &out);
@@ -164,7 +167,7 @@ fn steps(block: &Block<'_>, rows: &DeltaRows<'_>, state: &mut [[f32; BLOCK]], ou
     }
 }
 
-/// A slice that several tasks write, each at places of its own.
+/// A slice that several tasks write and read, each at places of its own.
 struct Disjoint<'a> {
     start: *mut f32,
     len: usize,
@@ -178,6 +181,17 @@ unsafe impl Sync for Disjoint<'_> {}
 impl<'a> Disjoint<'a> {
     fn new(slice: &'a mut [f32]) -> Self {
         Self { start: slice.as_mut_ptr(), len: slice.len(), _borrow: std::marker::PhantomData }
+    }
+
+    /// Reads `values` from place `at` on, which is this task's as in [`Disjoint::write`].
+    #[inline(always)]
+    fn read(&self, at: usize, values: &mut [f32]) {
+        assert!(at <= self.len && values.len() <= self.len - at, "a read past the end");
+        // SAFETY: inside of the slice by the assertion, and no other task writes these places.
+        #[expect(unsafe_code, reason = "heads of one output lie between each other")]
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.start.add(at), values.as_mut_ptr(), values.len());
+        }
     }
 
     /// Writes `values` from place `at` on. Only [`gated_delta`] makes these places: those of two units never overlap, and a unit is one task's.
@@ -243,9 +257,13 @@ mod tests {
                 let mut after = vec![f32::NAN; state.len()];
                 let mut out = vec![f32::NAN; rows.v.len()];
                 let mut scratch = vec![f32::NAN; usize::try_from(shape.scratch_bytes(threads)).unwrap() / 4];
-                gated_delta(shape, rows, (&state, &mut after), &mut out, &mut scratch, isa, threads);
+                if cut[0] == 0 {
+                    gated_delta(shape, rows, (Some(&state), &mut after), &mut out, &mut scratch, isa, threads);
+                    state = after;
+                } else {
+                    gated_delta(shape, rows, (None, &mut state), &mut out, &mut scratch, isa, threads);
+                }
                 all.extend(out);
-                state = after;
             }
             all.extend(state);
             all.into_iter().map(f32::to_bits).collect()

@@ -67,23 +67,41 @@ impl<O: StepObserver> Running<'_, '_, O> {
         let [q, k, v, decay, beta] = values.map(cast_slice::<u8, f32>);
         let (out, scratch) = (cast_slice_mut::<u8, f32>(out), cast_slice_mut(scratch));
         let (keys, width) = (shape.key_heads * shape.head_dim, shape.value_heads * shape.v_head_dim);
-        let mut row = 0;
+        let (pace, cancel) = (&mut self.paces.delta, self.cancel);
+        // What a column knows, its change, its sum.
+        let row_work = 3 * (width * shape.head_dim) as u64;
+        let (mut row, mut is_cancelled) = (0, false);
         for segment in self.segments.iter_mut() {
             let rows = segment.tokens.len();
-            let run = |StateStep { rows, before, after }: StateStep<'_>| {
-                let of = |width: usize| (row + rows.start) * width..(row + rows.end) * width;
-                let (before, after) = (&before[part.clone()], &mut after[part.clone()]);
-                let values = DeltaRows {
-                    q: &q[of(keys)],
-                    k: &k[of(keys)],
-                    v: &v[of(width)],
-                    decay: &decay[of(shape.value_heads)],
-                    beta: &beta[of(shape.value_heads)],
-                };
-                delta::gated_delta(&shape, values, (before, after), &mut out[of(width)], scratch, isa, threads);
+            let tile = pace.rows(rows, row_work, 1);
+            let run = |StateStep { rows: all, before, after }: StateStep<'_>| {
+                let mut before = Some(&before[part.clone()]);
+                for start in all.clone().step_by(tile) {
+                    is_cancelled |= cancel.is_cancelled();
+                    if is_cancelled {
+                        return;
+                    }
+                    let end = (start + tile).min(all.end);
+                    let of = |width: usize| (row + start) * width..(row + end) * width;
+                    let values = DeltaRows {
+                        q: &q[of(keys)],
+                        k: &k[of(keys)],
+                        v: &v[of(width)],
+                        decay: &decay[of(shape.value_heads)],
+                        beta: &beta[of(shape.value_heads)],
+                    };
+                    let states = (before.take(), &mut after[part.clone()]);
+                    let out = &mut out[of(width)];
+                    pace.time(rows, row_work * (end - start) as u64, || {
+                        delta::gated_delta(&shape, values, states, out, scratch, isa, threads);
+                    });
+                }
             };
             let fault = |source| ExecError::Kv { layer, source };
             segment.sequence.advance(layer, segment.start, rows, run).map_err(fault)?;
+            if is_cancelled {
+                return Err(ExecError::Cancelled);
+            }
             row += rows;
         }
         Ok(())
