@@ -52,6 +52,9 @@ pub enum Error {
     /// The CPU lacks an instruction set, or the system does not permit it.
     #[error("this CPU has no {isa}, or the system does not permit it; the best it has is {best}")]
     IsaUnavailable { isa: Isa, best: Isa },
+    /// Another thread wanted the end of the call.
+    #[error("the call was stopped")]
+    Stopped,
     /// No instruction set has the name that was given.
     #[error("no such instruction set; there are amx, avx512, avx2, neon and scalar")]
     UnknownIsa,

@@ -1,5 +1,7 @@
 //! Which kernels run, from the shape alone, and what they need.
 
+use std::sync::atomic::AtomicBool;
+
 #[cfg(target_arch = "aarch64")]
 use crate::kernels::Neon;
 use crate::kernels::Scalar;
@@ -160,6 +162,25 @@ impl Route {
         out: &mut [f32],
         scratch: &mut [u8],
     ) -> Result<(), Error> {
+        self.run_until(q, view, start, params, out, scratch, &tile::NEVER)
+    }
+
+    /// As [`Route::run`], and gives up soon after another thread has set `stop`. Calls of a few rows, which are short, may look at it at their end
+    /// alone; others do before each KV block of a tile, and the definition before each row of a head.
+    ///
+    /// # Errors
+    /// As [`Route::run`]; [`Error::Stopped`] if `stop` was set in time: `out` then holds anything.
+    #[expect(clippy::too_many_arguments, reason = "those of `run`, and who may end it")]
+    pub fn run_until(
+        &self,
+        q: &[f32],
+        view: &KvView<'_>,
+        start: usize,
+        params: &AttnParams<'_>,
+        out: &mut [f32],
+        scratch: &mut [u8],
+        stop: &AtomicBool,
+    ) -> Result<(), Error> {
         let shape = self.check(q, view, start, params, out)?;
         let needed_bytes = self.workspace_bytes(&shape);
         if (scratch.len() as u64) < needed_bytes {
@@ -172,12 +193,12 @@ impl Route {
         if shape.rows == 0 {
             return Ok(());
         }
-        let call = tile::Call { shape: &shape, q, keys: Keys::Blocks(view), start, params, heads_first: false };
+        let call = tile::Call { shape: &shape, q, keys: Keys::Blocks(view), start, params, heads_first: false, stop };
         match self.kind {
             RouteKind::Reference => tile::run_plain(&call, view, out),
             RouteKind::Tiled => run_on(self.isa, &Plan::new(&shape, self.threads), &call, out, scratch)?,
         }
-        Ok(())
+        if call.is_stopped() { Err(Error::Stopped) } else { Ok(()) }
     }
 
     /// The shape of this call, with the rows found in `q`.

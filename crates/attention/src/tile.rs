@@ -5,7 +5,7 @@
 #![expect(unsafe_code, reason = "tasks write disjoint rows of one output")]
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::kernels::{Kernels, Operand, PANEL, RowState, Rows, RowsOut, Softmax};
 use crate::keys::Keys;
@@ -26,9 +26,18 @@ pub(crate) struct Call<'a> {
     pub(crate) params: &'a AttnParams<'a>,
     /// Whether `q` and the output are `[heads, rows, ..]` instead of `[rows, heads, ..]`.
     pub(crate) heads_first: bool,
+    /// Once set, nobody wants the result.
+    pub(crate) stop: &'a AtomicBool,
 }
 
+/// What is never set.
+pub(crate) static NEVER: AtomicBool = AtomicBool::new(false);
+
 impl Call<'_> {
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
     /// Index of a row of a head among all of `q` or of the output.
     fn index(&self, row: usize, head: usize) -> usize {
         if self.heads_first { head * self.shape.rows + row } else { row * self.shape.heads + head }
@@ -83,6 +92,9 @@ pub(crate) fn run<K: Kernels>(kernels: K, plan: &Plan, call: &Call<'_>, out: &mu
             let tile = Tile { kernels, plan, call, kv_head: item % call.shape.kv_heads, rows: range };
             tile.start(&mut rows);
             for index in tile.blocks() {
+                if call.is_stopped() {
+                    return;
+                }
                 tile.fold_block(index, &mut bench, &mut rows);
             }
             tile.finish(&rows, out);
@@ -110,6 +122,9 @@ pub(crate) fn in_tasks(floats: &mut [f32], len: usize, work: impl Fn(&mut [f32])
 pub(crate) fn run_plain(call: &Call<'_>, view: &KvView<'_>, out: &mut [f32]) {
     let AttnShape { heads, kv_heads, head_dim, v_head_dim, .. } = *call.shape;
     for (i, (q, out)) in call.q.chunks_exact(head_dim).zip(out.chunks_exact_mut(v_head_dim)).enumerate() {
+        if call.is_stopped() {
+            return;
+        }
         let (row, head) = (i / heads, i % heads);
         let sink = call.params.sinks.map(|sinks| sinks[head]);
         plain::row(q, view, head / (heads / kv_heads), call.start + row, call.params, sink, out);

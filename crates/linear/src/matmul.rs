@@ -1,5 +1,7 @@
 //! The product: checks, scratch, rounding of `x`.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use crate::kernels::{self, Kernel, Operand, PANEL_SCRATCH, Part, Product, Scalar};
 use crate::{Isa, PackedWeight, Settings, WeightType};
 
@@ -9,6 +11,8 @@ const SCRATCH_ALIGN: usize = 64;
 const PARTS_PER_PASS: usize = 8;
 /// Elements of `x` below which one task rounds them all.
 const INLINE_ROUNDING: usize = 1 << 15;
+/// What is never set.
+static NEVER: AtomicBool = AtomicBool::new(false);
 
 /// One weight of a call, its bias `[out_features]` and where its output `[rows, out_features]` goes.
 #[derive(Debug)]
@@ -114,16 +118,34 @@ pub fn scratch_bytes(rows: usize, in_features: usize, parts: &[(WeightType, usiz
 /// If a length does not fit the shapes, `scratch` is shorter than [`scratch_bytes`] or not 64-byte aligned, or this CPU lacks
 /// `settings.isa` (see [`Isa::require`]).
 pub fn linear(x: &[f32], rows: usize, parts: &mut [Output<'_>], scratch: &mut [u8], settings: Settings) {
-    let Some(first) = parts.first() else { return };
+    let is_whole = linear_until(x, rows, parts, scratch, settings, &NEVER);
+    debug_assert!(is_whole, "nobody stops it");
+}
+
+/// As [`linear`], and gives up once another thread has set `stop`, after the panels that each task has in hand. Returns whether it ran to its end:
+/// otherwise the outputs hold anything.
+///
+/// # Panics
+/// As [`linear`].
+#[must_use]
+pub fn linear_until(
+    x: &[f32],
+    rows: usize,
+    parts: &mut [Output<'_>],
+    scratch: &mut [u8],
+    settings: Settings,
+    stop: &AtomicBool,
+) -> bool {
+    let Some(first) = parts.first() else { return true };
     let in_features = first.weight.in_features();
     check(x, rows, in_features, parts);
     if rows == 0 {
-        return;
+        return true;
     }
     let shapes = parts.iter().map(|part| (part.weight.weight_type(), part.weight.out_features()));
     let plan = ScratchPlan::new(rows, in_features, shapes, settings);
     let scratch = scratch_elements(scratch, plan);
-    let call = Call { x, in_features, plan };
+    let call = Call { x, in_features, plan, stop };
     let found = match settings.isa {
         Isa::Scalar => {
             call.run(Scalar, parts, scratch);
@@ -143,6 +165,7 @@ pub fn linear(x: &[f32], rows: usize, parts: &mut [Output<'_>], scratch: &mut [u
         Isa::Neon => false,
     };
     assert!(found, "this CPU has no {}, or the system does not permit it", settings.isa);
+    !stop.load(Ordering::Relaxed)
 }
 
 /// Rows that one weight of [`linear_groups`] multiplies.
@@ -239,7 +262,7 @@ fn run_groups<K: Kernel>(kernel: K, groups: &mut [Group<'_>], plan: ScratchPlan,
             };
             *slot = Some(Part::new(group.weight, None, operand, group.out));
         }
-        Product::new(&pass, rows, in_features, plan.tasks).run_groups(kernel, plan.tasks, tasks);
+        Product::new(&pass, rows, in_features, plan.tasks, &NEVER).run_groups(kernel, plan.tasks, tasks);
     }
 }
 
@@ -270,6 +293,7 @@ struct Call<'a> {
     x: &'a [f32],
     in_features: usize,
     plan: ScratchPlan,
+    stop: &'a AtomicBool,
 }
 
 impl Call<'_> {
@@ -300,7 +324,8 @@ impl Call<'_> {
             |_| true,
             |ty| if ty.multiplies_in_bf16() { rounded } else { exact },
             |pass| {
-                Product::new(pass, self.rows(), self.in_features, self.plan.tasks).run(kernel, self.plan.tasks, tasks);
+                let threads = self.plan.tasks;
+                Product::new(pass, self.rows(), self.in_features, threads, self.stop).run(kernel, threads, tasks);
             },
         );
     }
@@ -326,7 +351,7 @@ impl Call<'_> {
             WeightType::multiplies_in_bf16,
             |_| none,
             |pass| {
-                kernels::TiledProduct::new(pass, x_tiles, self.rows(), self.in_features, threads)
+                kernels::TiledProduct::new(pass, x_tiles, self.rows(), self.in_features, threads, self.stop)
                     .run(amx, threads, tasks);
             },
         );
@@ -336,7 +361,11 @@ impl Call<'_> {
             |ty| !ty.multiplies_in_bf16(),
             |_| exact,
             |pass| {
-                Product::new(pass, self.rows(), self.in_features, threads).run(amx.vectors(), threads, tasks);
+                Product::new(pass, self.rows(), self.in_features, threads, self.stop).run(
+                    amx.vectors(),
+                    threads,
+                    tasks,
+                );
             },
         );
     }

@@ -22,6 +22,12 @@ impl CancelToken {
         self.cancelled.store(true, Ordering::Relaxed);
     }
 
+    /// The flag itself, for kernels that look at one: [`CancelToken::cancel`] sets it.
+    #[must_use]
+    pub fn flag(&self) -> &AtomicBool {
+        &self.cancelled
+    }
+
     /// Whether the end was asked for.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {

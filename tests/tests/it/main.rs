@@ -1,6 +1,5 @@
 //! What only the whole workspace shows: results against a reference implementation, bits that never change, memory as planned.
 
-mod cancel;
 mod determinism;
 mod determinism_matrix;
 mod determinism_segments;

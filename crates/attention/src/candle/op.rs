@@ -6,7 +6,7 @@ use super::{Axes, CausalAttention};
 use crate::keys::{Keys, KvRows, PlainRows};
 use crate::plan::Plan;
 use crate::route::run_on;
-use crate::tile::Call;
+use crate::tile::{Call, NEVER};
 use crate::{AttnParams, KvDtype, KvLayout};
 
 /// One call of the tiled kernels. `q` is contiguous f32, `k` and `v` have contiguous rows.
@@ -58,7 +58,8 @@ impl CustomOp3 for Tiled<'_> {
             let v = plain_rows(shape.kv_dtype, v, v_layout, b)?;
             let rows = KvRows::new(layout, k, v, shape.kv_heads, shape.kv_len);
             let keys = Keys::Rows(&rows);
-            let call = Call { shape: &shape, q, keys, start: self.start, params: &params, heads_first: true };
+            let call =
+                Call { shape: &shape, q, keys, start: self.start, params: &params, heads_first: true, stop: &NEVER };
             let scratch = bytemuck::cast_slice_mut(&mut scratch);
             run_on(isa, &plan, &call, out, scratch).map_err(candle_core::Error::wrap)?;
         }

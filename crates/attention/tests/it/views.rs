@@ -1,9 +1,10 @@
 //! Blocks keep what was written, and wrong calls say what is wrong.
 
-use plimsoll_attention::{AttnParams, AttnShape, Error, KvBlock, KvDtype, KvLayout, KvView, Route};
+use plimsoll_attention::{AttnParams, AttnShape, Error, Isa, KvBlock, KvDtype, KvLayout, KvView, Route};
 use proptest::prelude::*;
+use std::sync::atomic::AtomicBool;
 
-use crate::support::{Case, Data, aligned, best, cases};
+use crate::support::{Case, Data, aligned, assert_same_bits, best, cases, plain, tiled};
 
 fn case() -> Case {
     Case {
@@ -182,4 +183,30 @@ fn a_window_that_was_dropped_is_refused_and_one_that_was_kept_gives_the_same_bit
         route.run(&data.q, &narrow, 90, &wide, &mut out, bytemuck::cast_slice_mut(&mut scratch)).unwrap_err(),
         Error::KeysDropped { needed_position: 61, first_position: 64 }
     );
+}
+
+#[test]
+fn a_call_that_is_stopped_computes_nothing_more_and_says_so() {
+    let case = Case { start: 100, rows: 70, ..case() };
+    let data = case.data();
+    let blocks = case.blocks(&data, case.kv_len());
+    let table = blocks.table();
+    let view = KvView::new(case.layout(), &table, case.kv_len()).unwrap();
+    let tiled = Isa::available().flat_map(|isa| [1, 2].map(|threads| tiled(isa, threads)));
+    for settings in tiled.chain([plain()]) {
+        let route = Route::for_shape(&case.shape(), &settings);
+        let mut scratch = aligned(1 << 20, 0);
+        let mut until = |stop: bool| {
+            let mut out = vec![f32::NAN; case.rows * case.heads() * case.v_head_dim];
+            let (params, stop) = (case.params(&data), AtomicBool::new(stop));
+            let scratch = bytemuck::cast_slice_mut(&mut scratch);
+            (route.run_until(&data.q, &view, case.start, &params, &mut out, scratch, &stop), out)
+        };
+        let (result, out) = until(true);
+        assert_eq!(result, Err(Error::Stopped), "{settings:?}");
+        assert!(out.iter().all(|value| value.is_nan()), "{settings:?}");
+        let (result, out) = until(false);
+        assert_eq!(result, Ok(()), "{settings:?}");
+        assert_same_bits(&out, &case.run(&data, plain()), &format!("{settings:?}"));
+    }
 }

@@ -4,6 +4,7 @@
 //! over all of `k` by the task that took the item, so cutting never changes a bit.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::part::{Part, find, panels};
 use super::tasks::{self, ITEMS_PER_TASK};
@@ -33,11 +34,19 @@ pub(crate) struct Product<'a> {
     panels: usize,
     item_panels: usize,
     item_rows: usize,
+    /// Once set, nobody wants the result.
+    stop: &'a AtomicBool,
 }
 
 impl<'a> Product<'a> {
     /// `parts` are all present up to the first `None`.
-    pub(crate) fn new(parts: &'a [Option<Part<'a>>], rows: usize, in_features: usize, threads: usize) -> Self {
+    pub(crate) fn new(
+        parts: &'a [Option<Part<'a>>],
+        rows: usize,
+        in_features: usize,
+        threads: usize,
+        stop: &'a AtomicBool,
+    ) -> Self {
         let panels = panels(parts);
         let wanted = if threads == 1 { 1 } else { threads * ITEMS_PER_TASK };
         let row_ranges = rows.div_ceil(ITEM_ROWS).max(wanted.div_ceil(panels.max(1)).min(rows / MIN_ITEM_ROWS)).max(1);
@@ -45,7 +54,7 @@ impl<'a> Product<'a> {
         let item_panels = (panels * row_ranges / wanted).clamp(1, panels.max(1));
         // Whole pairs, for wide tiles.
         let item_panels = if item_panels == 1 { 1 } else { item_panels.next_multiple_of(2) };
-        Self { parts, rows, in_features, panels, item_panels, item_rows }
+        Self { parts, rows, in_features, panels, item_panels, item_rows, stop }
     }
 
     fn items(&self) -> usize {
@@ -58,7 +67,7 @@ impl<'a> Product<'a> {
         let work = self.rows.saturating_mul(self.in_features).saturating_mul(self.panels * PANEL);
         let tasks = if work < INLINE_WORK { 1 } else { threads.min(self.items()) };
         let slice = scratch.len() / threads.max(1);
-        tasks::run(self.items(), tasks, scratch, slice, |items, scratch| {
+        tasks::run(self.items(), tasks, scratch, slice, self.stop, |items, scratch| {
             for item in items {
                 // SAFETY: each item goes to one task once, and items are disjoint rectangles.
                 unsafe { self.run_item(kernel, item, scratch) };
@@ -77,7 +86,7 @@ impl<'a> Product<'a> {
         let work = self.rows.saturating_mul(self.in_features).saturating_mul(panels * PANEL);
         let tasks = if work < INLINE_WORK { 1 } else { threads.min(items) };
         let slice = scratch.len() / threads.max(1);
-        tasks::run(items, tasks, scratch, slice, |items, scratch| {
+        tasks::run(items, tasks, scratch, slice, self.stop, |items, scratch| {
             for item in items {
                 let Some(part) = &self.parts[item / items_of_group] else { continue };
                 let first = item % items_of_group * item_panels;
@@ -117,6 +126,10 @@ impl<'a> Product<'a> {
         };
         let (k, k_block) = (self.in_features, self.k_block());
         for first_panel in panels.clone().step_by(together) {
+            // A single task has one item of all panels.
+            if self.stop.load(Ordering::Relaxed) {
+                return;
+            }
             let end_panel = (first_panel + together).min(panels.end);
             for start in (0..k).step_by(k_block) {
                 let block = start..(start + k_block).min(k);

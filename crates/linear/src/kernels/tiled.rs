@@ -4,6 +4,7 @@
 //! take their turn with two panels that were dequantized for one block of `k`; between blocks of `k`, sums wait in scratch.
 
 use std::ops::Range;
+use std::sync::atomic::AtomicBool;
 
 use super::part::{Part, find, panels};
 use super::tasks::{self, ITEMS_PER_TASK};
@@ -87,6 +88,8 @@ pub(crate) struct TiledProduct<'a> {
     panels: usize,
     item_panels: usize,
     item_rows: usize,
+    /// Once set, nobody wants the result.
+    stop: &'a AtomicBool,
 }
 
 impl<'a> TiledProduct<'a> {
@@ -97,6 +100,7 @@ impl<'a> TiledProduct<'a> {
         rows: usize,
         in_features: usize,
         threads: usize,
+        stop: &'a AtomicBool,
     ) -> Self {
         let panels = panels(parts);
         let wanted = if threads == 1 { 1 } else { threads * ITEMS_PER_TASK };
@@ -107,14 +111,14 @@ impl<'a> TiledProduct<'a> {
         // Items of fewer rows may keep `x` where the price was made for more; they need no more than was priced then.
         let most = if waiting_panels(rows.min(most_rows), in_features) > 2 { ITEM_PANELS / 2 } else { pairs };
         let item_panels = 2 * (pairs * row_ranges / wanted).clamp(1, most.max(1));
-        Self { parts, x, rows, in_features, panels, item_panels, item_rows }
+        Self { parts, x, rows, in_features, panels, item_panels, item_rows, stop }
     }
 
     /// Runs all items on at most `threads` tasks; `scratch` is [`TiledPlan::task`] elements for each.
     pub(crate) fn run(&self, amx: Amx, threads: usize, scratch: &mut [f32]) {
         let items = self.panels.div_ceil(self.item_panels) * self.rows.div_ceil(self.item_rows);
         let slice = scratch.len() / threads.max(1);
-        tasks::run(items, threads.min(items), scratch, slice, |items, scratch| {
+        tasks::run(items, threads.min(items), scratch, slice, self.stop, |items, scratch| {
             let tiles = Tiles::configure(amx);
             for item in items {
                 // SAFETY: each item goes to one task once, and items are disjoint rectangles.

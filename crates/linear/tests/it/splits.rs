@@ -1,6 +1,10 @@
 //! Rows cut in any way, and rows in groups of their own, have the bits of one call.
 
-use plimsoll_linear::{Group, Isa, PackedWeight, Settings, WeightType, group_scratch_bytes, linear_groups};
+use plimsoll_linear::{
+    Group, Isa, Output, PackedWeight, Settings, WeightType, group_scratch_bytes, linear_groups, linear_until,
+    scratch_bytes,
+};
+use std::sync::atomic::AtomicBool;
 
 use crate::cases::{Random, assert_same_bits, packed, product, simple, stored, with_scratch};
 
@@ -79,6 +83,34 @@ fn groups_give_the_bits_of_their_own_products() {
                     assert_same_bits(got, &want, &format_args!("{ty}, group {i}, {settings:?}"));
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn a_product_that_is_stopped_computes_nothing_more_and_says_so() {
+    let mut random = Random::new(24);
+    let (n, k) = sizes(WeightType::Q4K);
+    let weight = packed(WeightType::Q4K, n, k, &stored(WeightType::Q4K, n, k, &mut random));
+    for (isa, rows) in Isa::available().flat_map(|isa| [1, 2, ROWS].map(|rows| (isa, rows))) {
+        for threads in [1, 2, 4] {
+            let settings = Settings { isa, threads };
+            let x = random.vector(rows * k);
+            let bytes = scratch_bytes(rows, k, &[(WeightType::Q4K, n)], settings);
+            let until = |stop: bool| {
+                let mut out = vec![f32::NAN; rows * n];
+                let mut parts = [Output { weight: &weight, bias: None, out: &mut out }];
+                let stop = AtomicBool::new(stop);
+                let is_whole =
+                    with_scratch(bytes, |scratch| linear_until(&x, rows, &mut parts, scratch, settings, &stop));
+                (is_whole, out)
+            };
+            let (is_whole, out) = until(true);
+            assert!(!is_whole, "{settings:?}, {rows} rows");
+            assert!(out.iter().all(|value| value.is_nan()), "{settings:?}, {rows} rows");
+            let (is_whole, out) = until(false);
+            assert!(is_whole, "{settings:?}, {rows} rows");
+            assert_same_bits(&out, &simple(&x, rows, &weight, Isa::detect()), &format_args!("{settings:?}"));
         }
     }
 }

@@ -2,7 +2,6 @@
 
 mod recurrent;
 mod routed;
-mod tiles;
 
 use super::{
     check::check_steps,
@@ -18,7 +17,7 @@ use crate::{
     model::{Constant, Model},
 };
 use bytemuck::{cast_slice, cast_slice_mut};
-use plimsoll_attention::{AttnParams, AttnShape, Route};
+use plimsoll_attention::{AttnParams, Route};
 use plimsoll_kvcache::BlockTable;
 use plimsoll_linear::PackedWeight;
 use plimsoll_prefill::CancelToken;
@@ -43,8 +42,8 @@ pub struct CpuExecutor {
     live: LiveTemporaries,
     blocks: BlockTable,
     cancel: CancelToken,
-    /// How much is done between two looks at `cancel`.
-    paces: tiles::Paces,
+    /// Multiply-adds of a recurrence between two looks at `cancel`; kernels that take it look by themselves.
+    part_work: u64,
 }
 
 /// The logits of a pass, in the executor's arena until the next pass.
@@ -103,7 +102,7 @@ impl CpuExecutor {
             live,
             blocks: BlockTable::new(),
             cancel: CancelToken::default(),
-            paces: tiles::Paces::new(&settings),
+            part_work: recurrent::part_work(&settings),
         })
     }
 
@@ -119,8 +118,8 @@ impl CpuExecutor {
         self.settings
     }
 
-    /// The same executor, which gives up a running pass once `cancel` is set: at its next step, or after the rows of a long one that are under
-    /// way, as many as take some hundredths of a second at the speed measured so far.
+    /// The same executor, which gives up a running pass once `cancel` is set: at its next step, or in the middle of a product, of attention or of a
+    /// recurrence, after the blocks that its threads have in hand.
     #[must_use]
     pub fn with_cancel(mut self, cancel: CancelToken) -> Self {
         self.cancel = cancel;
@@ -207,7 +206,7 @@ impl CpuExecutor {
             live: &mut self.live,
             blocks: &mut self.blocks,
             cancel: &self.cancel,
-            paces: &mut self.paces,
+            part_work: self.part_work,
             dims,
             segments,
             observer,
@@ -238,10 +237,10 @@ impl CpuExecutor {
         }
     }
 
-    /// The same executor, which looks at its cancel flag after so many multiply-adds of a step.
+    /// The same executor, which looks at its cancel flag after so many multiply-adds of a recurrence.
     #[cfg(test)]
-    pub(crate) fn with_tile_work(mut self, tile_work: u64) -> Self {
-        self.paces = tiles::Paces::fixed(tile_work);
+    pub(crate) fn with_part_work(mut self, part_work: u64) -> Self {
+        self.part_work = part_work;
         self
     }
 
@@ -288,7 +287,7 @@ struct Running<'p, 's, O> {
     live: &'p mut LiveTemporaries,
     blocks: &'p mut BlockTable,
     cancel: &'p CancelToken,
-    paces: &'p mut tiles::Paces,
+    part_work: u64,
     dims: Dims,
     segments: &'p mut [Segment<'s>],
     observer: &'p mut O,
@@ -533,10 +532,10 @@ impl<O: StepObserver> Running<'_, '_, O> {
                 out: cast_slice_mut(out),
             })
             .collect();
-        let (cancel, x) = (self.cancel, (cast_slice(x), rows));
-        let pace = &mut self.paces.linear;
-        tiles::linear(x, &mut outputs, scratch, self.settings.linear(), pace, || cancel.is_cancelled())
-            .map_err(|tiles::Cancelled| ExecError::Cancelled)
+        let stop = self.cancel.flag();
+        let is_whole =
+            plimsoll_linear::linear_until(cast_slice(x), rows, &mut outputs, scratch, self.settings.linear(), stop);
+        if is_whole { Ok(()) } else { Err(ExecError::Cancelled) }
     }
 
     fn attend(&mut self, step: &Step) -> Result<(), ExecError> {
@@ -567,29 +566,17 @@ impl<O: StepObserver> Running<'_, '_, O> {
             let shape = attn_shape(self.program, slots, spec.window, self.settings.kv_dtype, rows, kv_len);
             let route = Route::for_shape(&shape, &self.settings.attention());
             let (q, out) = (&q_all[of(widths[0])], &mut out_all[of(widths[3])]);
-            let (start, sequence, cancel) = (segment.start, &*segment.sequence, self.cancel);
-            let seen = spec.window.map_or(kv_len, |window| kv_len.min(window));
-            let pace = &mut self.paces.attention;
-            let row_work = (seen * shape.heads * (shape.head_dim + shape.v_head_dim)) as u64;
-            sequence
+            let (start, stop) = (segment.start, self.cancel.flag());
+            segment
+                .sequence
                 .with_view(*layer, kv_len, self.blocks, |view| {
-                    let scratch_bytes = scratch.len() as u64;
-                    let fits = |rows| route.workspace_bytes(&AttnShape { rows, ..shape }) <= scratch_bytes;
-                    tiles::attend(
-                        (rows, row_work),
-                        pace,
-                        fits,
-                        || cancel.is_cancelled(),
-                        |part| {
-                            let of = |width: usize| part.start * width..part.end * width;
-                            let out = &mut out[of(widths[3])];
-                            route.run(&q[of(widths[0])], view, start + part.start, &params, out, scratch)
-                        },
-                    )
+                    route.run_until(q, view, start, &params, out, scratch, stop)
                 })
                 .map_err(fault)?
-                .map_err(|tiles::Cancelled| ExecError::Cancelled)?
-                .map_err(|source| ExecError::Attention { layer: *layer, source })?;
+                .map_err(|source| match source {
+                    plimsoll_attention::Error::Stopped => ExecError::Cancelled,
+                    source => ExecError::Attention { layer: *layer, source },
+                })?;
             row += rows;
         }
         Ok(())

@@ -273,7 +273,7 @@ fn a_step_in_parts_gives_the_same_bits() {
         let tokens = prompt(150);
         let want = feed(&mut executor(&model, 1), &mut sequence(&model), &tokens, &[150]);
         for threads in [1, 2] {
-            let mut parts = executor(&model, threads).with_tile_work(1);
+            let mut parts = executor(&model, threads).with_part_work(1);
             let got = feed(&mut parts, &mut sequence(&model), &tokens, &[10, 140]);
             assert!(got == want, "{kind:?} with {threads} threads");
         }

@@ -179,8 +179,7 @@ impl ExpertShape {
 /// `x`: `[rows, in_features]` or `[rows, k * in_features]`; `ids`: `[rows, k]`; `out`: `[rows, k * out_features]`. Slots are grouped by expert (a
 /// stable counting sort), each group's rows gathered, multiplied and scattered. A slot's bits are those of its row alone.
 ///
-/// Before each product, of at most `most_rows` rows where it is no decode, `is_cancelled` may end it; then `out` is not whole, and the result
-/// false.
+/// Before each product, `is_cancelled` may end it; then `out` is not whole, and the result false.
 ///
 /// # Panics
 /// If an id is not below the number of experts, or a length does not fit `shape`.
@@ -193,7 +192,6 @@ pub(crate) fn expert_linear(
     out: &mut [f32],
     scratch: &mut [u8],
     settings: Settings,
-    most_rows: usize,
     is_cancelled: impl Fn() -> bool,
 ) -> bool {
     let ExpertShape { k, experts, in_features, out_features, .. } = *shape;
@@ -242,7 +240,7 @@ pub(crate) fn expert_linear(
     let mut start = 0;
     for (weight, &end) in weights.iter().zip(&*ends) {
         let end = end as usize;
-        for slots in order[start..end].chunks(most_rows.clamp(1, TILE_ROWS)) {
+        for slots in order[start..end].chunks(TILE_ROWS) {
             if is_cancelled() {
                 return false;
             }

@@ -194,24 +194,6 @@ fn a_cancelled_pass_leaves_every_sequence_at_its_start() {
 }
 
 #[test]
-fn a_step_in_parts_gives_the_same_bits() {
-    let (model, tokens) = (model(), prompt(200));
-    let logits = |tile_work: Option<u64>| {
-        let executor = match tile_work {
-            Some(work) => executor(&model).with_tile_work(work),
-            None => executor(&model),
-        };
-        let mut session = CpuSession::new(executor, sequence(&model, 200), ());
-        session.extend(&tokens[..30], LogitRows::None).unwrap();
-        bits(session.extend(&tokens[30..], LogitRows::All).unwrap().values)
-    };
-    let want = logits(None);
-    for work in [1, 20_000, 100_000] {
-        assert!(logits(Some(work)) == want, "parts of {work} multiply-adds");
-    }
-}
-
-#[test]
 fn a_prompt_that_ran_out_of_memory_goes_on_from_where_it_was() {
     let ledger = Ledger::new(Budget::Bytes(1 << 30));
     let tokens = prompt(300);

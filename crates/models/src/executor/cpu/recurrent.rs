@@ -2,7 +2,11 @@
 
 use super::Running;
 use crate::{
-    executor::{cost::delta_shape, observer::StepObserver, pass::ExecError},
+    executor::{
+        cost::{CpuSettings, delta_shape},
+        observer::StepObserver,
+        pass::ExecError,
+    },
     kernels::{
         conv::{self, Taps},
         delta::{self, DeltaRows},
@@ -12,6 +16,12 @@ use bytemuck::{cast_slice, cast_slice_mut};
 use plimsoll_kvcache::StateStep;
 use plimsoll_program::{DeltaOperands, Slot, Step};
 use std::ops::Range;
+
+/// Multiply-adds of a recurrence between two looks at the cancel flag: some hundredths of a second, whatever the instruction set.
+pub(super) fn part_work(settings: &CpuSettings) -> u64 {
+    let work = if settings.attention_isa == plimsoll_attention::Isa::Scalar { 1 << 21 } else { 1 << 26 };
+    work * settings.threads.max(1) as u64
+}
 
 impl<O: StepObserver> Running<'_, '_, O> {
     /// Where a step's part lies in the state of its layer.
@@ -67,21 +77,21 @@ impl<O: StepObserver> Running<'_, '_, O> {
         let [q, k, v, decay, beta] = values.map(cast_slice::<u8, f32>);
         let (out, scratch) = (cast_slice_mut::<u8, f32>(out), cast_slice_mut(scratch));
         let (keys, width) = (shape.key_heads * shape.head_dim, shape.value_heads * shape.v_head_dim);
-        let (pace, cancel) = (&mut self.paces.delta, self.cancel);
         // What a column knows, its change, its sum.
         let row_work = 3 * (width * shape.head_dim) as u64;
+        let part_rows = usize::try_from(self.part_work / row_work.max(1)).unwrap_or(usize::MAX).max(1);
+        let cancel = self.cancel;
         let (mut row, mut is_cancelled) = (0, false);
         for segment in self.segments.iter_mut() {
             let rows = segment.tokens.len();
-            let tile = pace.rows(rows, row_work, 1);
             let run = |StateStep { rows: all, before, after }: StateStep<'_>| {
                 let mut before = Some(&before[part.clone()]);
-                for start in all.clone().step_by(tile) {
+                for start in all.clone().step_by(part_rows) {
                     is_cancelled |= cancel.is_cancelled();
                     if is_cancelled {
                         return;
                     }
-                    let end = (start + tile).min(all.end);
+                    let end = start.saturating_add(part_rows).min(all.end);
                     let of = |width: usize| (row + start) * width..(row + end) * width;
                     let values = DeltaRows {
                         q: &q[of(keys)],
@@ -92,9 +102,7 @@ impl<O: StepObserver> Running<'_, '_, O> {
                     };
                     let states = (before.take(), &mut after[part.clone()]);
                     let out = &mut out[of(width)];
-                    pace.time(rows, row_work * (end - start) as u64, || {
-                        delta::gated_delta(&shape, values, states, out, scratch, isa, threads);
-                    });
+                    delta::gated_delta(&shape, values, states, out, scratch, isa, threads);
                 }
             };
             let fault = |source| ExecError::Kv { layer, source };

@@ -43,11 +43,9 @@ impl<O: StepObserver> Running<'_, '_, O> {
         let ([x, ids], [out, scratch]) = self.arena.borrow(reads, writes);
         let out = cast_slice_mut(out);
         let (settings, cancel) = (self.settings.linear(), self.cancel);
-        let (x, ids): (&[f32], &[u32]) = (cast_slice(x), cast_slice(ids));
-        let row_work = shape.in_features as u64 * shape.out_features as u64;
-        let most_rows = self.paces.linear.rows(ids.len(), row_work, 1);
-        let is_cancelled = || cancel.is_cancelled();
-        let is_whole = experts::expert_linear(&shape, x, ids, weights, out, scratch, settings, most_rows, is_cancelled);
+        let (x, ids) = (cast_slice(x), cast_slice(ids));
+        let is_whole =
+            experts::expert_linear(&shape, x, ids, weights, out, scratch, settings, || cancel.is_cancelled());
         if is_whole { Ok(()) } else { Err(ExecError::Cancelled) }
     }
 

@@ -1,4 +1,6 @@
-//! How soon a pass gives up once it is cancelled, wherever it is.
+//! Measures how soon a pass gives up once it is cancelled: at random moments, with the best instruction set of this CPU and with plain code.
+//! One line each, times in order.
+#![expect(clippy::print_stdout, reason = "a program's output")]
 
 use anyhow::{Result, ensure};
 use plimsoll_attention::KvDtype;
@@ -13,17 +15,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-const TRIALS: usize = 8;
+const TRIALS: usize = 24;
 
 /// Tokens before the pass, and rows of it.
 const HELD: usize = 16_000;
 const ROWS: usize = 512;
 
-/// The aim is 0.1 s on an idle machine; a test machine may be anything but idle.
-const BOUND: Duration = Duration::from_secs(1);
-
-#[test]
-fn a_cancelled_pass_returns_soon_with_every_instruction_set() -> Result<()> {
+fn main() -> Result<()> {
     let sizes = RandomLlama {
         layers: 2,
         hidden_size: 768,
@@ -76,8 +74,6 @@ fn a_cancelled_pass_returns_soon_with_every_instruction_set() -> Result<()> {
         times.sort_unstable();
         let name = settings.linear_isa.name();
         println!("cancelled with {name}: {} of {TRIALS} inside of the pass, returned after {times:.0?}", times.len());
-        ensure!(!times.is_empty(), "{name}: every pass was over before it was cancelled");
-        ensure!(times.iter().all(|time| *time < BOUND), "{name}: {times:?}");
     }
     Ok(())
 }
