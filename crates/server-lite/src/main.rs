@@ -57,6 +57,8 @@ fn start() -> Result<(), AppError> {
         .with_writer(io::stderr)
         .with_ansi(io::stderr().is_terminal())
         .without_time()
+        // Told on standard error in turn, and with a panic where that is full.
+        .log_internal_errors(false)
         .with_target(false)
         .init();
     #[cfg(unix)]

@@ -216,3 +216,20 @@ fn help_and_version_are_printed_and_are_no_errors() {
         assert!(finish(plimsoll(args)).ok().contains("Usage: "), "{args:?}");
     }
 }
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_warning_that_cannot_be_written_costs_no_answer() {
+    let Some(golden) = golden("tiny-gqa-6x2") else { return };
+    let folder = Folder::new();
+    // More tokens than the model was trained for, which it warns of.
+    let ids: Vec<u32> = (0..1500).map(|i| i % 60).collect();
+    let ids = folder.ids(&ids);
+    let args = ["run", "-m", golden.model.to_str().unwrap(), "--token-ids", &ids, "-n", "2", "--json"];
+    let mut command = plimsoll(args);
+    command.env("PLIMSOLL_LOG", "warn").stderr(std::fs::File::options().write(true).open("/dev/full").unwrap());
+    let output = command.stdout(Stdio::piped()).spawn().unwrap().wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(tokens(&json).len(), 2);
+}
