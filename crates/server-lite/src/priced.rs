@@ -127,8 +127,7 @@ impl Priced {
     /// measures, which is at most this and at least 2 MiB less; a test holds both together.
     pub(crate) fn overhead_bytes(&self, prompt_tokens: usize) -> u64 {
         let prompt = PROMPT_BYTES_PER_TOKEN.saturating_mul(prompt_tokens as u64);
-        let residue = LOADING_RESIDUE_BYTES + LOADING_RESIDUE_BYTES_PER_THREAD * self.settings.threads as u64;
-        let resident = self.resident_bytes.saturating_add(residue).saturating_add(prompt);
+        let resident = self.resident_in_a_run().saturating_add(prompt);
         let sampling = price::sampling_bytes(&SamplerParams::default(), self.vocab_size);
         let bytes = price::overhead_bytes(resident, 0, sampling);
         bytes.checked_next_multiple_of(OVERHEAD_GRANULE_BYTES).unwrap_or(u64::MAX)
@@ -136,9 +135,16 @@ impl Priced {
 }
 
 impl Priced {
-    /// What a run reserves while it reads the weights, beside them.
+    /// What is resident in a run beside weights and prompt: that of this process, and what only a load leaves behind.
+    fn resident_in_a_run(&self) -> u64 {
+        let residue = LOADING_RESIDUE_BYTES + LOADING_RESIDUE_BYTES_PER_THREAD * self.settings.threads as u64;
+        self.resident_bytes.saturating_add(residue)
+    }
+
+    /// What a run reserves while it reads the weights, beside them; an upper bound.
     pub(crate) fn weights_loading_bytes(&self, quantizes: bool) -> u64 {
-        price::loading_bytes(self.resident_bytes, self.settings.threads, quantizes)
+        let bytes = price::loading_bytes(self.resident_in_a_run(), self.settings.threads, quantizes);
+        bytes.checked_next_multiple_of(OVERHEAD_GRANULE_BYTES).unwrap_or(u64::MAX)
     }
 }
 

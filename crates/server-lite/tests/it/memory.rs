@@ -83,6 +83,20 @@ fn the_longest_context_that_a_refusal_names_fits_and_one_token_more_does_not() {
 }
 
 #[test]
+fn the_smallest_budget_of_a_model_that_is_quantized_while_it_is_read_is_enough() {
+    for name in ["tiny-f16", "tiny-qwen3_moe", "tiny-llama"] {
+        let Some(golden) = golden(name) else { return };
+        let folder = Folder::new();
+        let ids = folder.ids(&(0..300).map(|i| i % 60).collect::<Vec<u32>>());
+        let settings =
+            ["-m", golden.model.to_str().unwrap(), "-n", "2", "--quantize", "q8_0", "--threads", "1", "--json"];
+        let estimate = run(["estimate", "--context", "300", "--memory-budget", "1GiB"].iter().chain(&settings)).json();
+        let budget = estimate["smallest_budget_bytes"].as_u64().unwrap().to_string();
+        run(["run", "--token-ids", &ids, "--memory-budget", &budget].iter().chain(&settings)).json();
+    }
+}
+
+#[test]
 fn logits_of_every_row_are_paid_for_at_admission() {
     // The head is the widest product: 64 rows of it outweigh everything else.
     let folder = Folder::new();
