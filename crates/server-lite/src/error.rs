@@ -3,6 +3,7 @@
 use crate::{
     fetch::{PackagedModel, Part},
     hub::{HubFault, HubName},
+    price::FLOOR_ROWS,
 };
 use plimsoll_memguard::{EstimateError, Room, Usage};
 use plimsoll_models::{
@@ -113,6 +114,8 @@ pub(crate) struct Shortfall {
     pub(crate) bound: Bound,
     /// Longest context, prompt and answer together, that would fit.
     pub(crate) longest: Longest,
+    /// The most rows of a chunk with which it would fit, where they were fixed and are too many.
+    pub(crate) chunk_rows: Option<usize>,
 }
 
 /// Who has too little.
@@ -220,6 +223,15 @@ impl Shortfall {
         }
     }
 
+    fn hints(&self) -> Vec<String> {
+        // Automatic chunks may be as small as the floor.
+        let chunks = self.chunk_rows.map(|rows| match rows >= FLOOR_ROWS {
+            true => format!("lower --chunk to {rows}, or leave it out"),
+            false => format!("lower --chunk to {rows}"),
+        });
+        chunks.into_iter().chain([self.hint().to_owned()]).collect()
+    }
+
     fn hint(&self) -> &'static str {
         match (&self.bound, self.longest) {
             (Bound::Budget { .. }, Longest::Nothing) => "raise --memory-budget, or take a smaller model",
@@ -308,7 +320,7 @@ impl AppError {
             }
             Self::Hub { fault, .. } => fault.hints(),
             Self::Threads { .. } => vec!["lower --threads".to_owned()],
-            Self::DoesNotFit(shortfall) => vec![shortfall.hint().to_owned()],
+            Self::DoesNotFit(shortfall) => shortfall.hints(),
             Self::MachineFull(_) => vec![MACHINE_HINT.to_owned()],
             Self::CommandLine { hints, .. } => hints.clone(),
             Self::NoSuchModel { .. } => vec!["models by short name: plimsoll models list".to_owned()],

@@ -11,7 +11,7 @@ pub(crate) const DEFAULT_MAX_TOKENS: usize = 1024;
 pub(crate) const MAX_CONTEXT_TOKENS: usize = u32::MAX as usize;
 
 /// Rows of the smallest chunk that prefill may be cut down to.
-const FLOOR_ROWS: usize = 64;
+pub(crate) const FLOOR_ROWS: usize = 64;
 
 /// Heap that a run needs beside the arena, the KV and what grows with the vocabulary: threads' stacks and queues, block tables, the answer's text.
 pub(crate) const RUN_HEAP_BYTES: u64 = 768 << 10;
@@ -87,6 +87,22 @@ impl Needs {
     /// Rows of the smallest chunk.
     fn floor_rows(&self) -> usize {
         self.chunk_rows.unwrap_or(FLOOR_ROWS)
+    }
+
+    /// The most rows, fewer than those that were fixed, in chunks of which `free_bytes` pay for a context; `None` if there are none, or automatic
+    /// chunks found out already.
+    pub(crate) fn largest_chunk(
+        &self,
+        profile: &dyn ChunkPriced,
+        context_tokens: usize,
+        free_bytes: u64,
+    ) -> Option<usize> {
+        let fits = |rows: usize| {
+            let total = Self { chunk_rows: Some(rows), ..*self }.total(profile, context_tokens);
+            total.is_some_and(|bytes| bytes <= free_bytes)
+        };
+        let rows = longest_that_fits(self.chunk_rows? - 1, |rows| rows == 0 || fits(rows));
+        (rows > 0).then_some(rows)
     }
 
     /// The most rows of a chunk that KV is priced for where `free_bytes` pay for a context: those that were fixed, or the most at which one such

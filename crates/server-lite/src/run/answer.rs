@@ -5,6 +5,7 @@ use super::{
     memdbg::MemoryDebug,
     prefix::RunCache,
     report::{ChunkReport, Load, Memory, Prefill, Report, Speed},
+    trace::Reserved,
 };
 use crate::{
     ALLOCATOR,
@@ -71,15 +72,14 @@ impl Job<'_> {
         budget::needs(self.args, self.prompt.len(), self.model.architecture())
     }
 
-    /// Prefills, decodes and prints; returns the bytes of the run. Where the machine had no memory for the whole answer, what there is of it
-    /// is printed before the error.
+    /// Prefills, decodes and prints. Where the machine had no memory for the whole answer, what there is of it is printed before the error.
     pub(super) fn answer<S: Session>(
-        mut self,
+        &mut self,
         session: &mut S,
-        mut admission: Admission,
+        admission: &mut Admission,
         routes: Vec<String>,
         profile: &dyn ChunkPriced,
-    ) -> Result<Memory, AppError> {
+    ) -> Result<(), AppError> {
         ALLOCATOR.restart_peak();
         let load = Load { seconds: self.started.elapsed().as_secs_f64() };
         let probe = Arc::clone(&self.budget.probe);
@@ -90,7 +90,7 @@ impl Job<'_> {
         self.restore(session)?;
         let cached_tokens = session.len();
         let driver = Driver::new(self.driver_options(admission.max_chunk_rows));
-        let (prefill, first) = self.prefill(&driver, session, &mut admission, profile, &mut debug)?;
+        let (prefill, first) = self.prefill(&driver, session, admission, profile, &mut debug)?;
         let mut answer = Answer::new(self.tokenizer, self.continues, std::mem::take(&mut self.stops), self.args.json);
         let decode_start = Instant::now();
         let Ended { finish, passes, full } =
@@ -100,7 +100,7 @@ impl Job<'_> {
         if let Some(debug) = &debug {
             debug.end(session.held());
         }
-        let memory = self.memory(session, &admission, &prefill);
+        let memory = self.memory(session, admission, &prefill);
         if self.args.json {
             let report = Report {
                 model: self.model.name().to_owned(),
@@ -112,7 +112,7 @@ impl Job<'_> {
                 prefill: Prefill { cached_tokens, speed: Speed::new(prefill.done_tokens(), prefill.seconds) },
                 // The first token comes from the prompt's logits: decode is the passes after it.
                 decode: Speed::new(passes, decode_seconds),
-                tokens: answer.tokens,
+                tokens: answer.tokens.clone(),
                 text: answer.text,
                 memory,
                 routes,
@@ -121,7 +121,28 @@ impl Job<'_> {
             serde_json::to_writer(&mut stdout, &report).map_err(io::Error::from).map_err(AppError::Stdout)?;
             writeln!(stdout).map_err(AppError::Stdout)?;
         }
-        full.map_or(Ok(memory), |full| Err(AppError::MachineFull(full)))
+        let count = answer.tokens.len();
+        match full {
+            Some(full) => return Err(AppError::MachineFull(full)),
+            None if finish == "length" && admission.is_cut => {
+                tracing::warn!("the answer ends after {count} tokens, for which there was memory: -n was not given");
+            }
+            None if finish == "cancelled" => tracing::warn!("cancelled after {count} tokens of the answer"),
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// What the run has reserved beside the chunks.
+    pub(super) fn reserved(&self, admission: &Admission) -> Reserved {
+        let usage = self.budget.ledger.usage();
+        Reserved {
+            weights_bytes: usage.weights_bytes,
+            overhead_bytes: usage.overhead_bytes,
+            kv_bytes: admission.kv_bytes,
+            smallest_transient_bytes: admission.transient.bytes(),
+            budget_bytes: self.budget.budget_bytes(),
+        }
     }
 
     /// Generates up to `max_tokens`; says why it ended, and after how many passes.

@@ -47,6 +47,8 @@ struct Left {
 /// What a prompt and its answer were promised.
 pub(super) struct Admission {
     pub(super) max_tokens: usize,
+    /// Whether memory alone keeps the answer from the length that it would have had.
+    pub(super) is_cut: bool,
     /// No chunk may have more rows: layers with a window were paid for so.
     pub(super) max_chunk_rows: usize,
     pub(super) kv_bytes: u64,
@@ -178,8 +180,7 @@ impl Budget {
         what: &'static str,
         longest: Longest,
     ) -> Result<Reservation, AppError> {
-        let left = Left { bytes: self.ledger.usage().free_bytes().unwrap_or(u64::MAX), room: None };
-        self.ledger.reserve(kind, bytes).map_err(|_| self.shortfall_of(&left, what, bytes, longest))
+        self.ledger.reserve(kind, bytes).map_err(|_| self.shortfall_of(&self.left_of_budget(), what, bytes, longest))
     }
 
     /// What more may be taken now; `None` without a limit.
@@ -189,23 +190,34 @@ impl Budget {
 
     /// What budget and machine have left, whichever is less.
     fn left(&self) -> Left {
-        let of_budget = self.ledger.usage().free_bytes().unwrap_or(u64::MAX);
+        let of_budget = self.left_of_budget();
         match self.machine.as_ref().and_then(|machine| machine.room()) {
-            Some(room) if self.left_in(&room, 0) < of_budget => {
+            Some(room) if self.left_in(&room, 0) < of_budget.bytes => {
                 Left { bytes: self.left_in(&room, 0), room: Some(room) }
             }
-            _ => Left { bytes: of_budget, room: None },
+            _ => of_budget,
         }
+    }
+
+    fn left_of_budget(&self) -> Left {
+        Left { bytes: self.ledger.usage().free_bytes().unwrap_or(u64::MAX), room: None }
     }
 
     /// What of `room` is there for more than what is promised, page tables taken off, once `returned_bytes` are given back.
     fn left_in(&self, room: &Room, returned_bytes: u64) -> u64 {
-        let usable_bytes = usable_bytes(room).saturating_add(returned_bytes);
+        // What comes back fills up what always stays free before more of it may be taken.
+        let used_bytes = room.used_bytes.saturating_sub(returned_bytes);
+        let usable_bytes = usable_bytes(&Room { used_bytes, ..room.clone() });
         usable_bytes.saturating_sub(usable_bytes / BYTES_PER_PAGE_TABLE_BYTE).saturating_sub(self.untouched_bytes)
     }
 
     pub(super) fn shortfall(&self, what: &'static str, bytes: u64, longest: Longest) -> AppError {
         self.shortfall_of(&self.left(), what, bytes, longest)
+    }
+
+    /// What the budget is short of, whatever the machine has: its ledger refused `bytes`.
+    pub(super) fn shortfall_of_budget(&self, what: &'static str, bytes: u64) -> AppError {
+        self.shortfall_of(&self.left_of_budget(), what, bytes, Longest::Unknown)
     }
 
     fn shortfall_of(&self, left: &Left, what: &'static str, bytes: u64, longest: Longest) -> AppError {
@@ -221,7 +233,7 @@ impl Budget {
                 (needed_bytes, Bound::Machine(room.clone()))
             }
         };
-        AppError::DoesNotFit(Box::new(Shortfall { what, needed_bytes, bound, longest }))
+        AppError::DoesNotFit(Box::new(Shortfall { what, needed_bytes, bound, longest, chunk_rows: None }))
     }
 
     /// Refuses what can never fit: the prompt with the shortest answer that was asked for.
@@ -240,7 +252,14 @@ impl Budget {
             return Ok(());
         }
         let needed_bytes = needs.total(profile, at_least).unwrap_or(u64::MAX);
-        Err(self.shortfall_of(left, PROMPT, needed_bytes, Longest::of(longest_that_fits(at_least, fits))))
+        let longest = Longest::of(longest_that_fits(at_least, fits));
+        Err(match self.shortfall_of(left, PROMPT, needed_bytes, longest) {
+            AppError::DoesNotFit(shortfall) => {
+                let chunk_rows = needs.largest_chunk(profile, at_least, left.bytes);
+                AppError::DoesNotFit(Box::new(Shortfall { chunk_rows, ..*shortfall }))
+            }
+            other => other,
+        })
     }
 
     /// Reserves keys and values for prompt and answer, and transients for the smallest chunk and for decoding: all that budget and machine must
@@ -248,11 +267,11 @@ impl Budget {
     pub(super) fn admit(&mut self, needs: &Needs, profile: &dyn ChunkPriced) -> Result<Admission, AppError> {
         let left = self.left();
         self.refuse_past(&left, needs, profile)?;
+        let trained_tokens = needs.context_length.saturating_sub(needs.prompt_tokens).max(1);
+        let wanted_tokens = needs.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS.min(trained_tokens));
         let max_tokens = needs.max_tokens.unwrap_or_else(|| {
-            let trained_tokens = needs.context_length.saturating_sub(needs.prompt_tokens).max(1);
-            let wanted = DEFAULT_MAX_TOKENS.min(trained_tokens);
             let fits = |context| fits(needs, profile, context, left.bytes);
-            longest_that_fits(needs.prompt_tokens + wanted, fits) - needs.prompt_tokens
+            longest_that_fits(needs.prompt_tokens + wanted_tokens, fits) - needs.prompt_tokens
         });
         let context = needs.prompt_tokens + max_tokens;
         if context > needs.context_length {
@@ -269,7 +288,8 @@ impl Budget {
         let transient_bytes = needs.smallest_transient(profile, context_tokens);
         let transient =
             self.reserve_of_budget(Kind::Transient, transient_bytes, "the smallest chunk", Longest::Unknown)?;
-        Ok(Admission { max_tokens, max_chunk_rows, kv_bytes, transient, kv: Some(kv), context_tokens })
+        let is_cut = max_tokens < wanted_tokens;
+        Ok(Admission { max_tokens, is_cut, max_chunk_rows, kv_bytes, transient, kv: Some(kv), context_tokens })
     }
 
     /// The longest context, less than `failed_tokens`, that admission would take in `room` once `held_bytes` of this run are given back.
@@ -426,7 +446,9 @@ mod tests {
         assert!(both(1 << 20, 1 << 20).admit(&needs(100, Some(100)), &Plain).is_ok());
         // An open answer takes what the machine has.
         let open = machine(bytes + bytes / 512 + 1).admit(&needs(100, None), &Plain).unwrap();
-        assert_eq!(open.max_tokens, 50);
+        assert_eq!((open.max_tokens, open.is_cut), (50, true));
+        let whole = machine(1 << 20).admit(&needs(100, None), &Plain).unwrap();
+        assert_eq!((whole.max_tokens, whole.is_cut), (1024, false));
     }
 
     #[test]
@@ -452,6 +474,48 @@ mod tests {
         assert!(machine(12_100).admit(&needs(tokens - 1, Some(1)), &Plain).is_ok(), "{tokens}");
         assert_eq!(longest(1 << 20, 900), Longest::Tokens(899));
         assert_eq!((longest(0, 1), longest(0, 0)), (Longest::Nothing, Longest::Nothing));
+    }
+
+    /// What comes back to a machine that has less than what always stays free fills that up first.
+    #[test]
+    fn the_longest_context_in_a_machine_without_its_last_reserve_is_admitted_once_this_run_has_given_back() {
+        let (left_bytes, held_bytes) = (1 << 20, 40 << 20);
+        let with_left = |left_bytes: u64| {
+            let fixed = FixedMachine::new(1 << 30, [(1 << 30) - left_bytes]);
+            Budget { machine: Some(Arc::new(fixed)), ..budget(u64::MAX) }
+        };
+        let full = with_left(left_bytes);
+        let room = full.machine.as_ref().and_then(|machine| machine.room()).unwrap();
+        let longest = full.longest_in(&room, held_bytes, &needs(1_000, Some(1)), &Plain, 10_000_000);
+        let Longest::Tokens(tokens) = longest else { panic!("{longest:?}") };
+        let admits =
+            |tokens: usize| with_left(left_bytes + held_bytes).admit(&needs(tokens - 1, Some(1)), &Plain).is_ok();
+        assert!(admits(tokens) && !admits(tokens + 1), "{tokens}");
+    }
+
+    #[test]
+    fn what_the_ledger_refuses_names_the_budget_however_little_the_machine_has() {
+        let budget = Budget { machine: machine(1_000).machine, ..budget(100_000) };
+        let AppError::DoesNotFit(shortfall) = budget.shortfall_of_budget("a prefill chunk", 200_000) else { panic!() };
+        assert_eq!((&shortfall.bound, shortfall.needed_bytes), (&Bound::Budget { bytes: 100_000 }, 200_000));
+    }
+
+    #[test]
+    fn a_fixed_chunk_that_does_not_fit_names_the_largest_that_does() {
+        let refused = |chunk_rows, bytes| {
+            let needs = Needs { chunk_rows, ..needs(400, Some(100)) };
+            match budget(bytes).admit(&needs, &Plain) {
+                Err(error @ AppError::DoesNotFit(_)) => error.hints(),
+                other => panic!("{:?}", other.map(|admission| admission.max_tokens)),
+            }
+        };
+        // 500 tokens of context, and chunks of 100 rows.
+        let hints = refused(Some(256), 5_000 + 10_000);
+        assert_eq!(hints[0], "lower --chunk to 100, or leave it out");
+        assert_eq!(refused(Some(256), 5_000 + 1_000)[0], "lower --chunk to 10");
+        for hints in [refused(Some(256), 5_000), refused(None, 5_000)] {
+            assert!(hints.iter().all(|hint| !hint.contains("--chunk")), "{hints:?}");
+        }
     }
 
     #[test]

@@ -32,7 +32,7 @@ use plimsoll_models::{
 };
 use plimsoll_prefill::CancelToken;
 use std::{sync::Arc, time::Instant};
-use trace::Observers;
+use trace::{Observers, Reserved};
 
 /// Answers the prompt of `args`. What can be refused is refused before weights are read.
 pub(crate) fn run(args: &RunArgs, sources: &Sources, cancel: &CancelToken) -> Result<(), AppError> {
@@ -85,12 +85,13 @@ pub(crate) fn run(args: &RunArgs, sources: &Sources, cancel: &CancelToken) -> Re
     drop(loading);
     // Its threads are there before the measurement: their stacks are overhead too.
     let executor = CpuExecutor::new(Arc::clone(&model), settings)?.with_cancel(cancel.clone());
+    // So is what the cache's writer has, whose thread starts here.
+    let cache = prefix::open(args, &model, &budget, &settings, cancel)?;
     budget.measure_overhead(model.weights_bytes(), price::sampling_bytes(sampler.params(), vocab_size))?;
 
     // Only a chat template begins a turn; ids are gone on from as they are.
     let continues = text.as_ref().is_none_or(|(_, template)| template.is_none());
     let tokenizer = text.as_ref().map(|(tokenizer, _)| tokenizer);
-    let cache = prefix::open(args, &model, &budget, &settings, cancel)?;
     let job = Job {
         args,
         model: &model,
@@ -105,11 +106,23 @@ pub(crate) fn run(args: &RunArgs, sources: &Sources, cancel: &CancelToken) -> Re
         started,
     };
     if args.trace_hashes.is_none() && args.memory_trace.is_none() {
-        return on_cpu(job, executor, ()).map(|_| ());
+        return on_cpu(job, executor, ())?.answered;
     }
     let observers = Observers::new(args, prompt.len());
-    let (session, memory) = on_cpu(job, executor, observers)?;
-    session.observer().write(args, &session, memory)
+    let Ran { session, reserved, answered } = on_cpu(job, executor, observers)?;
+    // A run that failed, on a full machine most of all, is one that its traces are wanted of.
+    let written = session.observer().write(args, &session, reserved);
+    if let (Err(_), Err(lost)) = (&answered, &written) {
+        tracing::warn!("{lost}");
+    }
+    answered.and(written)
+}
+
+/// A run that was admitted, however it ended.
+struct Ran<O: StepObserver> {
+    session: CpuSession<O>,
+    reserved: Reserved,
+    answered: Result<(), AppError>,
 }
 
 /// Packs the weights on threads of our own: those of the library's global pool cannot be had with an error.
@@ -123,11 +136,7 @@ fn load(plan: LoadPlan, checkpoint: &Checkpoint, threads: usize) -> Result<Resul
     Ok(pool.install(|| plan.load(checkpoint, threads)))
 }
 
-fn on_cpu<O: StepObserver>(
-    mut job: Job<'_>,
-    executor: CpuExecutor,
-    observer: O,
-) -> Result<(CpuSession<O>, report::Memory), AppError> {
+fn on_cpu<O: StepObserver>(mut job: Job<'_>, executor: CpuExecutor, observer: O) -> Result<Ran<O>, AppError> {
     let (model, settings) = (Arc::clone(job.model), executor.settings());
     let profile = CpuProfile::of_model(&model, settings);
     let mut admission = job.admit(&profile)?;
@@ -139,6 +148,6 @@ fn on_cpu<O: StepObserver>(
     synthetic::fill(&mut sequence, &spec, job.args.synthetic_kv)?;
     let routes = executor.routes(job.prompt.len());
     let mut session = CpuSession::new(executor, sequence, observer);
-    let memory = job.answer(&mut session, admission, routes, &profile)?;
-    Ok((session, memory))
+    let answered = job.answer(&mut session, &mut admission, routes, &profile);
+    Ok(Ran { session, reserved: job.reserved(&admission), answered })
 }

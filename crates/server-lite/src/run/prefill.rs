@@ -71,7 +71,9 @@ impl Job<'_> {
                 });
             }
             Err(PrefillError { source: StepError::Reserve { planned_bytes, .. }, .. }) => {
-                return Err(self.budget.shortfall("a prefill chunk", planned_bytes, Longest::Unknown));
+                // The ledger refused, so the budget is what is short. The smallest chunk's bytes are held, and would be part of these.
+                let bytes = planned_bytes.saturating_sub(admission.transient.bytes());
+                return Err(self.budget.shortfall_of_budget("a prefill chunk", bytes));
             }
             Err(PrefillError { source: StepError::Pressure { start, rows, needed_bytes, room, usage }, .. }) => {
                 let longest = self.longest_in(session, &room, start + rows, profile);

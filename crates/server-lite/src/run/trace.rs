@@ -2,7 +2,6 @@
 
 mod picture;
 
-use super::report::Memory;
 use crate::{cli::RunArgs, error::AppError, files};
 use plimsoll_memguard::{Probe, system_probe};
 use plimsoll_models::{CpuSession, HashSteps, StepEvent, StepObserver};
@@ -24,6 +23,19 @@ impl Kind {
             _ => None,
         }
     }
+}
+
+/// What a run has reserved, apart from the chunks that took more than the smallest.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Reserved {
+    pub(super) weights_bytes: u64,
+    pub(super) overhead_bytes: u64,
+    /// For prompt and answer.
+    pub(super) kv_bytes: u64,
+    /// For the smallest chunk, and for decoding.
+    pub(super) smallest_transient_bytes: u64,
+    /// Absent where neither the user nor the machine sets a limit.
+    pub(super) budget_bytes: Option<u64>,
 }
 
 /// One step of a prefill pass, with the memory of the process after it.
@@ -62,16 +74,16 @@ impl Observers {
     }
 
     /// Writes the files that were asked for.
-    pub(super) fn write(&self, args: &RunArgs, session: &CpuSession<Self>, memory: Memory) -> Result<(), AppError> {
+    pub(super) fn write(&self, args: &RunArgs, session: &CpuSession<Self>, reserved: Reserved) -> Result<(), AppError> {
         if let (Some(path), Some(hashes)) = (&args.trace_hashes, &self.hashes) {
             files::write_output(path, &hash_lines(hashes))?;
         }
         if let Some(path) = &args.memory_trace {
-            let rows = self.rows(session, memory);
+            let rows = self.rows(session, reserved);
             match Kind::of(path) {
                 Some(Kind::Svg) => {
                     let fault = |message| AppError::Trace { path: path.clone(), message };
-                    files::write_output(path, &picture::draw(&rows, memory).map_err(fault)?)?;
+                    files::write_output(path, &picture::draw(&rows, reserved).map_err(fault)?)?;
                 }
                 _ => files::write_output(path, &csv(&rows))?,
             }
@@ -80,7 +92,7 @@ impl Observers {
     }
 
     /// Planned beside measured, step by step.
-    fn rows(&self, session: &CpuSession<Self>, memory: Memory) -> Vec<Row<'_>> {
+    fn rows(&self, session: &CpuSession<Self>, reserved: Reserved) -> Vec<Row<'_>> {
         let executor = session.executor();
         let spec = executor.settings().kv_spec(executor.model().architecture());
         let program = &executor.model().architecture().program;
@@ -88,11 +100,14 @@ impl Observers {
         // Samples are of the main chain's steps; a timeline holds those of nested chains too.
         let is_main = |step: &&StepBytes| program.position(step.step).0 == ChainId::MAIN;
         let timelines: Vec<Vec<_>> = plans.iter().map(|plan| plan.timeline.iter().filter(is_main).collect()).collect();
+        let held_bytes = reserved.weights_bytes + reserved.overhead_bytes;
+        let arenas = plans.iter().map(|plan| plan.peak_bytes).chain([reserved.smallest_transient_bytes]);
+        let reserved_bytes = held_bytes + reserved.kv_bytes + arenas.max().unwrap_or(0);
         let rows = self.samples.iter().map(|sample| {
             let Sample { pass, step, .. } = *sample;
             let (plan, dims) = (&plans[pass], self.passes[pass]);
             let kv_bytes = spec.bytes(dims.kv_len);
-            let resident = memory.weights_bytes + memory.overhead_bytes + kv_bytes;
+            let resident = held_bytes + kv_bytes;
             let transient_bytes = timelines[pass].get(step).map_or(0, |step| step.live_bytes + step.scratch_bytes);
             Row {
                 sample,
@@ -101,7 +116,7 @@ impl Observers {
                 arena_bytes: plan.peak_bytes,
                 planned_bytes: resident + transient_bytes,
                 planned_peak_bytes: resident + plan.peak_bytes,
-                reserved_bytes: memory.planned_peak_bytes,
+                reserved_bytes,
             }
         });
         rows.collect()

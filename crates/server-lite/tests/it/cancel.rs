@@ -45,7 +45,10 @@ fn a_prefill_that_is_cancelled_says_how_far_it_came() {
     let long: Vec<u32> = golden.ids.iter().copied().cycle().take(150_000).collect();
     let (model, ids, out) = (golden.model.to_str().unwrap(), folder.ids(&long), folder.arg("out/logits"));
     std::fs::create_dir(folder.path("out")).unwrap();
-    let mut child = spawn(&["run", "-m", model, "--token-ids", &ids, "--json", "-n", "1", "--logits-out", &out]);
+    let (trace, hashes) = (folder.arg("trace.csv"), folder.arg("hashes.txt"));
+    let traces = ["--memory-trace", &trace, "--trace-hashes", &hashes];
+    let args = ["run", "-m", model, "--token-ids", &ids, "--json", "-n", "1", "--logits-out", &out];
+    let mut child = spawn(&[&args[..], &traces].concat());
     // The file of the logits is begun with the prefill.
     let begun = || std::fs::read_dir(folder.path("out")).unwrap().count() > 0;
     wait_until(&mut child, begun);
@@ -56,6 +59,10 @@ fn a_prefill_that_is_cancelled_says_how_far_it_came() {
     assert_eq!(error, format!("error: cancelled after {done} of {total} prompt tokens\n"));
     assert!(done < total && total == 150_000, "{error}");
     assert!(!begun(), "half a file of logits is left");
+    // What was seen until then is not lost.
+    let text = std::fs::read_to_string(trace).unwrap();
+    assert!(text.starts_with("pass,rows,kv_len,"), "{text}");
+    assert!(std::fs::exists(hashes).unwrap());
 }
 
 #[test]
@@ -123,7 +130,9 @@ fn text_that_was_printed_stays_and_ends_with_a_line_end() {
     let Some(golden) = golden("tiny-gqa-3x1") else { return };
     let folder = Folder::new();
     let (model, ids) = (golden.model.to_str().unwrap(), folder.ids(&golden.ids));
-    let mut child = spawn(&["run", "-m", model, "--token-ids", &ids, "-n", "2000000"]);
+    let mut command = plimsoll(["run", "-m", model, "--token-ids", &ids, "-n", "2000000"]);
+    command.env("PLIMSOLL_LOG", "plimsoll=warn").stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
     let mut stdout = child.stdout.take().unwrap();
     let mut first = [0; 1];
     stdout.read_exact(&mut first).unwrap();
@@ -131,7 +140,9 @@ fn text_that_was_printed_stays_and_ends_with_a_line_end() {
     let mut rest = String::new();
     stdout.read_to_string(&mut rest).unwrap();
     let ran = finish(child);
-    assert_eq!((ran.code, &*ran.stderr), (Some(0), ""));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let told: Vec<&str> = ran.stderr.lines().filter(|line| line.contains("cancelled")).collect();
+    assert!(told.len() == 1 && told[0].contains(" tokens of the answer"), "{told:?}");
     assert!(rest.ends_with('\n'), "{:?}", &rest[rest.len().saturating_sub(40)..]);
 }
 

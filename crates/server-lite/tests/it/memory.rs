@@ -13,9 +13,9 @@ mod outside;
 mod watch;
 
 use crate::{
-    Folder, golden,
+    Folder, finish, golden,
     model_file::{ModelFile, Setting},
-    run, run_ids,
+    plimsoll, run, run_ids,
 };
 
 const MIB: u64 = 1 << 20;
@@ -79,6 +79,18 @@ fn the_longest_context_that_a_refusal_names_fits_and_one_token_more_does_not() {
         let open = run_ids(&folder, model.as_ref(), &prompt[..64], &[&settings[..], more].concat()).json();
         assert_eq!(open["tokens"].as_array().unwrap().len(), longest - 64);
         assert_eq!(open["finish_reason"], "length");
+        // That memory is what ended it is said once; a length that was asked for is no news.
+        let warnings = |more: &[&str]| {
+            let ids = folder.ids(&prompt[..64]);
+            let mut command = plimsoll(["run", "-m", &model, "--token-ids", &ids].iter().chain(&settings).chain(more));
+            command.env("PLIMSOLL_LOG", "plimsoll=warn");
+            let stderr = finish(command).stderr;
+            stderr.lines().filter(|line| line.contains("the answer ends")).map(str::to_owned).collect::<Vec<_>>()
+        };
+        let told = warnings(more);
+        let part = format!("the answer ends after {} tokens, for which there was memory", longest - 64);
+        assert!(told.len() == 1 && told[0].contains(&part), "{told:?}");
+        assert!(warnings(&[more, &["-n", "8"]].concat()).is_empty());
     }
 }
 
@@ -145,7 +157,10 @@ fn a_chunk_that_was_fixed_and_does_not_fit_is_refused() {
     };
     let small = run("16", 4096 * MIB).json();
     let budget_bytes = small["memory"]["planned_peak_bytes"].as_u64().unwrap() + 2 * MIB;
-    run("400", budget_bytes).fails(3);
+    let error = run("400", budget_bytes).fails(3);
+    let (_, rest) = error.split_once("lower --chunk to ").unwrap_or_else(|| panic!("no chunk: {error}"));
+    let rows = rest.split([',', '\n']).next().unwrap();
+    assert_eq!(run(rows, budget_bytes).json()["chunks"][0]["rows"], rows.parse::<u64>().unwrap());
     let auto = run("16", budget_bytes).json();
     assert_eq!(auto["first_logits_sha256"], small["first_logits_sha256"]);
 }

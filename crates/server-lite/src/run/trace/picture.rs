@@ -1,6 +1,6 @@
 //! The memory timeline as a picture: what was planned, layer upon layer, what was measured over it, and the line that neither may pass.
 
-use super::{Memory, Row};
+use super::{Reserved, Row};
 use crate::picture::{ARENA, Area, KEYS, OVERHEAD, Scale, WEIGHTS, fill, legend, stroke, svg, text};
 use plotters::prelude::*;
 
@@ -12,14 +12,14 @@ const PARTS: usize = 900;
 const MEASURED: RGBColor = RGBColor(200, 30, 40);
 
 /// Draws the rows of a run, as SVG.
-pub(super) fn draw(rows: &[Row<'_>], memory: Memory) -> Result<String, String> {
-    svg(SIZE, |area| draw_into(area, rows, memory))
+pub(super) fn draw(rows: &[Row<'_>], reserved: Reserved) -> Result<String, String> {
+    svg(SIZE, |area| draw_into(area, rows, reserved))
 }
 
-fn draw_into(area: &Area<'_>, rows: &[Row<'_>], memory: Memory) -> Result<(), String> {
+fn draw_into(area: &Area<'_>, rows: &[Row<'_>], reserved: Reserved) -> Result<(), String> {
     let measured_highest = rows.iter().filter_map(|row| row.sample.footprint_bytes).max();
     let planned_highest = rows.iter().map(|row| row.planned_peak_bytes).max();
-    let scale = Scale::new(planned_highest.max(measured_highest).unwrap_or(0), memory.budget_bytes);
+    let scale = Scale::new(planned_highest.max(measured_highest).unwrap_or(0), reserved.budget_bytes);
     let tokens = rows.last().map_or(1, |row| row.dims.kv_len) as f64;
     let mut chart = ChartBuilder::on(area)
         .caption(format!("memory of the prefill{}", scale.title()), ("sans-serif", 22))
@@ -42,20 +42,20 @@ fn draw_into(area: &Area<'_>, rows: &[Row<'_>], memory: Memory) -> Result<(), St
         .map_err(text)?;
 
     // The highest layer first: each one after it covers what is below.
-    type Height = fn(&Row<'_>, &Memory) -> u64;
+    type Height = fn(&Row<'_>, &Reserved) -> u64;
     let layers: [(&str, RGBColor, Height); 4] = [
-        ("planned: arena of the chunk", ARENA, |row, memory| {
-            memory.weights_bytes + memory.overhead_bytes + row.kv_bytes + row.arena_bytes
+        ("planned: arena of the chunk", ARENA, |row, reserved| {
+            reserved.weights_bytes + reserved.overhead_bytes + row.kv_bytes + row.arena_bytes
         }),
-        ("planned: keys and values so far", KEYS, |row, memory| {
-            memory.weights_bytes + memory.overhead_bytes + row.kv_bytes
+        ("planned: keys and values so far", KEYS, |row, reserved| {
+            reserved.weights_bytes + reserved.overhead_bytes + row.kv_bytes
         }),
-        ("planned: overhead", OVERHEAD, |_, memory| memory.weights_bytes + memory.overhead_bytes),
-        ("planned: weights", WEIGHTS, |_, memory| memory.weights_bytes),
+        ("planned: overhead", OVERHEAD, |_, reserved| reserved.weights_bytes + reserved.overhead_bytes),
+        ("planned: weights", WEIGHTS, |_, reserved| reserved.weights_bytes),
     ];
     for (name, color, height) in layers {
         let points = passes(rows).flat_map(|(first, row)| {
-            let height = scale.height(height(row, &memory));
+            let height = scale.height(height(row, &reserved));
             [(first, height), (row.dims.kv_len as f64, height)]
         });
         fill(&mut chart, points, name, color)?;

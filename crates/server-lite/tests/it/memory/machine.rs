@@ -152,7 +152,9 @@ fn a_machine_that_fills_up_in_the_middle_ends_the_run_with_numbers_and_no_kill()
     let limit_bytes = prompt.price(64) / 19 * 20 + 24 * MIB;
     let Some(group) = Group::new(limit_bytes) else { return };
     // The lines of each chunk tell how far it is.
-    let args = prompt.args(&["--memory-budget", "1TiB", "--chunk", "64", "--memdbg", "1"]);
+    let trace = folder.arg("trace.csv");
+    let args = ["--memory-budget", "1TiB", "--chunk", "64", "--memdbg", "1", "--memory-trace", &trace];
+    let args = prompt.args(&args);
     let mut child = group.inside(&program(&args)).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let (mut hog, mut error) = (None, String::new());
     for line in BufReader::new(child.stderr.take().unwrap()).lines() {
@@ -181,6 +183,9 @@ fn a_machine_that_fills_up_in_the_middle_ends_the_run_with_numbers_and_no_kill()
     let done: usize = rest.split(' ').next().unwrap().parse().unwrap();
     let longest = named_context(&error);
     assert!((65..done + 64).contains(&longest), "{error}");
+    // The trace, which tells how it came to that, is there up to the last chunk.
+    let trace = std::fs::read_to_string(trace).unwrap();
+    assert_eq!(trace.lines().last().unwrap().split(',').nth(2), Some(&*done.to_string()), "{error}");
 
     // With the other process still there, a context of that length is computed.
     let cut = prompt.cut(&folder, longest - 1);
