@@ -14,6 +14,7 @@ mod fetch;
 mod flags;
 #[cfg(unix)]
 mod hub;
+mod json_page;
 mod logits;
 mod memory;
 mod model_file;
