@@ -12,7 +12,7 @@ use clap::{
     ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum, builder::FalseyValueParser,
     error::ErrorKind, parser::ValueSource,
 };
-pub(crate) use engine::{AttentionArg, BudgetArgs, DeviceArg, EngineArgs, KvDtypeArg, Limit, QuantizeArg};
+pub(crate) use engine::{AttentionArg, Beyond, BudgetArgs, DeviceArg, EngineArgs, KvDtypeArg, Limit, QuantizeArg};
 pub(crate) use estimate::{DoctorArgs, EstimateArgs, PassLogitsArg, PlanArgs, Subject, SubjectArgs};
 pub(crate) use hub::hub_settings;
 pub(crate) use prefix::PrefixArgs;
@@ -45,6 +45,7 @@ impl Cli {
             match &mut cli.command {
                 Command::Run(args) => {
                     args.settle_input(matches)?;
+                    args.refuse_idle(matches)?;
                     if args.guard == SwitchArg::On {
                         args.budget.check()?;
                     }
@@ -201,6 +202,19 @@ impl RunArgs {
     /// Whether the logits of every prompt row are to be written.
     pub(crate) fn all_logits(&self) -> bool {
         self.logits_out.is_some() && self.logit_rows == LogitRowsArg::All
+    }
+
+    /// Refuses flags that mean nothing without another; from the environment, which may be set for other runs, they are none.
+    fn refuse_idle(&self, matches: &ArgMatches) -> Result<(), AppError> {
+        let is_flag = |id| matches.value_source(id) == Some(ValueSource::CommandLine);
+        let idle = [
+            ("prefix_cache_limit", self.prefix.prefix_cache.is_some(), "--prefix-cache-limit", "--prefix-cache DIR"),
+            ("logit_rows", self.logits_out.is_some(), "--logit-rows", "--logits-out OUT"),
+        ];
+        match idle.into_iter().find(|&(id, is_used, ..)| is_flag(id) && !is_used) {
+            Some((.., flag, other)) => Err(AppError::Usage(format!("{flag} means nothing without {other}"))),
+            None => Ok(()),
+        }
     }
 
     /// Leaves one input: what the command line says goes before what the environment says.

@@ -3,7 +3,7 @@
 mod machine;
 
 use crate::{
-    cli::{DeviceArg, DoctorArgs, hub_settings},
+    cli::{Beyond, DeviceArg, DoctorArgs, Limit, hub_settings},
     error::AppError,
     fetch::{self, MODELS},
     settings,
@@ -225,7 +225,13 @@ fn memory(args: &DoctorArgs) -> Memory {
         })
     });
     let policies = policies.collect();
-    let limit = args.budget.limit(&ceilings);
+    let limit = match args.budget.beyond(&ceilings) {
+        // What the machine does not have, no run gets.
+        Some(Beyond { given, lowest, source }) => {
+            Limit { bytes: Some(lowest.bytes()), source: format!("{source}, less than --memory-budget {given}") }
+        }
+        None => args.budget.limit(&ceilings),
+    };
     let report = ceilings.iter().map(|ceiling| CeilingReport {
         source: ceiling.source.to_string(),
         bytes: ceiling.bytes,

@@ -7,13 +7,14 @@ use crate::{
 };
 use plimsoll_memguard::{EstimateError, Room, Usage};
 use plimsoll_models::{
-    ExecError, FolderError, ModelError, TextError,
+    ExecError, FolderError, ModelError, TextError, arch,
     chat::ChatError,
     gguf::GgufError,
     sampler::{SamplerError, StopError},
     tokenizer::TokenizerError,
 };
 use std::{
+    collections::BTreeSet,
     io,
     path::{Path, PathBuf},
 };
@@ -25,6 +26,8 @@ pub(crate) enum AppError {
     NoSuchModel { given: String, known: String },
     #[error("{} is a folder without config.json: give a model folder, or the .gguf file inside it", path.display())]
     ModelFolder { path: PathBuf },
+    #[error("{} holds settings, and no weights", path.display())]
+    SettingsFile { path: PathBuf, hint: String },
     #[error("{name} is not on this machine, and nothing is downloaded for an estimate")]
     NotFetched { name: String },
     #[error("{}: {source}", path.display())]
@@ -255,7 +258,7 @@ impl AppError {
         match self {
             Self::NoSuchModel { .. } | Self::ModelFolder { .. } | Self::NotFetched { .. } | Self::NoMetal => 2,
             Self::Estimate { .. } | Self::Config { .. } | Self::NoProgram { .. } | Self::NoWeights { .. } => 4,
-            Self::Usage(_) | Self::CommandLine { .. } | Self::Stop(_) => 2,
+            Self::Usage(_) | Self::CommandLine { .. } | Self::SettingsFile { .. } | Self::Stop(_) => 2,
             Self::Sampler(SamplerError::NanLogit { .. } | SamplerError::NoCandidate { .. }) => 1,
             Self::Sampler(_) => 2,
             Self::DoesNotFit(_) | Self::MachineFull(_) => 3,
@@ -323,6 +326,7 @@ impl AppError {
             Self::DoesNotFit(shortfall) => shortfall.hints(),
             Self::MachineFull(_) => vec![MACHINE_HINT.to_owned()],
             Self::CommandLine { hints, .. } => hints.clone(),
+            Self::SettingsFile { hint, .. } => vec![hint.clone()],
             Self::NoSuchModel { .. } => vec!["models by short name: plimsoll models list".to_owned()],
             Self::NotFetched { name } => {
                 vec![
@@ -335,8 +339,11 @@ impl AppError {
                 vec![format!("or by its settings alone: --config {}", path.join("config.json").display())]
             }
             Self::Estimate { source: EstimateError::UnknownArchitecture { .. }, .. } => {
-                let known = plimsoll_memguard::Registry::builtin().names().collect::<Vec<_>>().join(", ");
-                vec![format!("known: {known}")]
+                let registry = plimsoll_memguard::Registry::builtin();
+                let runs = arch::known_model_types().chain(arch::known_architectures()).collect::<BTreeSet<_>>();
+                let only = registry.names().filter(|name| !runs.contains(name)).collect::<Vec<_>>().join(", ");
+                let runs = runs.into_iter().collect::<Vec<_>>().join(", ");
+                vec![format!("can be run: {runs}"), format!("estimate only: {only}")]
             }
             _ => Vec::new(),
         }

@@ -1,11 +1,11 @@
 //! `plimsoll estimate`: what a prompt would take, with the functions by which `run` reserves it.
 
 use crate::{
-    cli::{DeviceArg, EstimateArgs, Limit},
+    cli::{Beyond, DeviceArg, EstimateArgs, Limit},
     error::AppError,
     fetch::Sources,
     price::{ChunkPriced, MAX_CONTEXT_TOKENS, Needs, longest_that_fits},
-    priced::Priced,
+    priced::{OVERHEAD_SLACK_BYTES, Priced},
 };
 use plimsoll_memguard::{ByteSize, Ceilings, Profile, TransientSource};
 use plimsoll_prefill::CancelToken;
@@ -51,6 +51,17 @@ struct Answer {
     /// Rows of a chunk.
     chunk: usize,
     notes: Vec<String>,
+    #[serde(skip)]
+    words: Words,
+}
+
+/// What the text says beyond the numbers.
+#[derive(Debug)]
+struct Words {
+    /// Rows of the chunks of `smallest_budget_bytes`.
+    fewest_rows: usize,
+    /// The longest answer to this prompt that fits, where the one that was asked for does not and a shorter one does.
+    longest_answer: Option<usize>,
 }
 
 /// Prices the prompt of `args`, and prints the answer.
@@ -63,8 +74,14 @@ pub(crate) fn estimate(args: &EstimateArgs, sources: &Sources, cancel: &CancelTo
         let message = format!("prompt and answer are {total} tokens, more than {MAX_CONTEXT_TOKENS}");
         return Err(AppError::Usage(message));
     }
-    let limit = args.budget.limit(&Ceilings::detect());
-    let priced = Priced::read(&args.subject, &args.engine, args.chunk.fixed_rows(), sources, cancel)?;
+    let ceilings = Ceilings::detect();
+    let limit = args.budget.limit(&ceilings);
+    let mut priced = Priced::read(&args.subject, &args.engine, args.chunk.fixed_rows(), sources, cancel)?;
+    priced.notes.extend(args.budget.beyond(&ceilings).map(|Beyond { given, lowest, source }| {
+        format!(
+            "--memory-budget {given} is more than this machine has, {lowest} by {source}: a run here is bound by that"
+        )
+    }));
     let answer = Question { args, priced: &priced, limit }.answer();
     let text = match args.json {
         true => serde_json::to_string(&answer).map_err(io::Error::from).map_err(AppError::Stdout)? + "\n",
@@ -90,12 +107,15 @@ impl Question<'_> {
         // As admission chooses it.
         let max_rows = needs.max_chunk_rows(*priced, context + max_tokens, budget.saturating_sub(resident_bytes));
         let kv_bytes = priced.kv_bytes_in_chunks(context + max_tokens, max_rows);
-        let smallest_budget_bytes = self.smallest_budget(context);
+        let smallest_budget_bytes = self.smallest_budget(context, max_tokens);
         let fits = smallest_budget_bytes <= budget;
         let held = resident_bytes.saturating_add(kv_bytes);
         // What does not fit is shown at its least.
         let smallest = needs.smallest_transient(*priced, context + max_tokens);
         let headroom = if fits { budget.saturating_sub(held) } else { smallest };
+        let answer_fits = |tokens| self.smallest_budget(context, tokens) <= budget;
+        let longest_answer = (!fits && max_tokens > 0 && answer_fits(0))
+            .then(|| longest_that_fits(max_tokens - 1, |tokens| tokens == 0 || answer_fits(tokens)));
         let chunks = needs.chunks(*priced, context + max_tokens, max_rows, headroom);
         Answer {
             model: priced.name.clone(),
@@ -121,6 +141,7 @@ impl Question<'_> {
             trained_context: priced.trained_context,
             chunk: chunks.rows,
             notes: priced.notes.clone(),
+            words: Words { fewest_rows: needs.floor_rows().clamp(1, context), longest_answer },
         }
     }
 
@@ -136,11 +157,11 @@ impl Question<'_> {
     }
 
     /// What a run reserves before its first token: while it reads the text side, while it reads the weights, then for the prompt with its answer.
-    fn smallest_budget(&self, prompt_tokens: usize) -> u64 {
+    fn smallest_budget(&self, prompt_tokens: usize, max_tokens: usize) -> u64 {
         let priced = self.priced;
         let weights = priced.weights_bytes();
         let needs = self.needs(prompt_tokens);
-        let total = needs.total(priced, prompt_tokens + self.args.max_tokens).unwrap_or(u64::MAX);
+        let total = needs.total(priced, prompt_tokens + max_tokens).unwrap_or(u64::MAX);
         let admitted = weights.saturating_add(priced.overhead_bytes(prompt_tokens)).saturating_add(total);
         let loading = priced.loading_bytes.max(priced.weights_loading_bytes(self.args.engine.quantize.is_some()));
         admitted.max(weights.saturating_add(loading))
@@ -148,29 +169,50 @@ impl Question<'_> {
 
     fn longest(&self, budget: u64) -> usize {
         let limit = MAX_CONTEXT_TOKENS - self.args.max_tokens;
-        longest_that_fits(limit, |tokens| tokens == 0 || self.smallest_budget(tokens) <= budget)
+        let max_tokens = self.args.max_tokens;
+        longest_that_fits(limit, |tokens| tokens == 0 || self.smallest_budget(tokens, max_tokens) <= budget)
     }
 }
 
 impl Answer {
+    /// What is above the budget by less than two decimals show, to the byte; empty for anything else.
+    fn just_above(&self, bytes: u64) -> String {
+        match self.budget_bytes {
+            Some(budget) if bytes > budget && bytes - budget <= budget / 64 => {
+                format!("{bytes} bytes, {} above the budget", bytes - budget)
+            }
+            _ => String::new(),
+        }
+    }
+
     fn text(&self) -> String {
         let size = |bytes: u64| ByteSize::new(bytes).to_string();
+        let rows = |rows| if rows == 1 { "1 row".to_owned() } else { format!("{rows} rows") };
         let mut text = format!(
-            "{}: {} tokens of prompt, {} of answer, {} KV, chunks of {} rows, {} threads\n",
-            self.model, self.context, self.max_tokens, self.kv_dtype, self.chunk, self.threads
+            "{}: {} tokens of prompt, {} of answer, {} KV, chunks of {}, {} threads\n",
+            self.model,
+            self.context,
+            self.max_tokens,
+            self.kv_dtype,
+            rows(self.chunk),
+            self.threads
         );
         let transient_source = match self.transient_source {
             "program" => "plan of the program",
             _ => "closed form: an estimate",
         };
+        let least = format!("with chunks of {}", rows(self.words.fewest_rows));
         for (name, bytes, note) in [
             ("weights", self.weights_bytes, ""),
             ("KV", self.kv_bytes, ""),
             ("transient", self.transient_bytes, transient_source),
             ("overhead", self.overhead_bytes, "tokenizer, code, buffers: an upper bound"),
             ("peak", self.peak_bytes, ""),
-            ("least budget", self.smallest_budget_bytes, "with chunks of the fewest rows"),
+            ("least budget", self.smallest_budget_bytes, &least),
         ] {
+            let above = self.just_above(bytes);
+            let notes = [note, &above].into_iter().filter(|note| !note.is_empty());
+            let note = notes.collect::<Vec<_>>().join(", ");
             // Writing to a string cannot fail.
             let _ = writeln!(text, "{}", format!("  {name:<13}{:>13}   {note}", size(bytes)).trim_end());
         }
@@ -180,11 +222,20 @@ impl Answer {
             Some(trained) if self.max_context > trained => format!(" (the model was trained for {trained})"),
             _ => String::new(),
         };
+        // What a run measures as overhead may be so much less than the estimate.
+        let short_bytes = self.smallest_budget_bytes.saturating_sub(self.budget_bytes.unwrap_or(u64::MAX));
+        let not = match short_bytes <= OVERHEAD_SLACK_BYTES {
+            true => format!("It may not fit: within {} of what is there", size(OVERHEAD_SLACK_BYTES)),
+            false => "It does not fit".to_owned(),
+        };
         let _ = match (self.fits, self.max_context) {
             (true, longest) => writeln!(text, "It fits. The longest prompt that fits has {longest} tokens{trained}."),
-            (false, 0) => writeln!(text, "It does not fit, and no shorter prompt does."),
-            (false, longest) => writeln!(text, "It does not fit. The longest prompt that fits has {longest} tokens."),
+            (false, 0) => writeln!(text, "{not}, and no shorter prompt is sure to."),
+            (false, longest) => writeln!(text, "{not}. The longest prompt that fits has {longest} tokens."),
         };
+        if let Some(longest) = self.words.longest_answer {
+            let _ = writeln!(text, "With -n {longest} or less this prompt fits.");
+        }
         for note in &self.notes {
             let _ = writeln!(text, "note: {note}");
         }

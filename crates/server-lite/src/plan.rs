@@ -105,6 +105,9 @@ pub(crate) fn plan(args: &PlanArgs, sources: &Sources, cancel: &CancelToken) -> 
         Subject::Config(path) => path,
         Subject::Model(name) => Path::new(name),
     })?;
+    if let Some(path) = args.svg.as_deref().filter(|path| path.extension().is_none_or(|ending| ending != "svg")) {
+        return Err(AppError::Usage(format!("--svg {}: the name must end in .svg", path.display())));
+    }
     let priced = Priced::read(&args.subject, &args.engine, Some(rows), sources, cancel)?;
     // A short name is that of a file elsewhere.
     priced.path.iter().try_for_each(|path| outputs.spare_model(path))?;

@@ -85,7 +85,7 @@ impl Needs {
     }
 
     /// Rows of the smallest chunk.
-    fn floor_rows(&self) -> usize {
+    pub(crate) fn floor_rows(&self) -> usize {
         self.chunk_rows.unwrap_or(FLOOR_ROWS)
     }
 

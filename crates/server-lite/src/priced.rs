@@ -45,6 +45,9 @@ const LOADING_RESIDUE_BYTES_PER_THREAD: u64 = 64 << 10;
 /// Measured sizes differ by some pages from one process to the next; rounded up to this, an estimate is the same each time.
 const OVERHEAD_GRANULE_BYTES: u64 = 256 << 10;
 
+/// How much more overhead an estimate may state than a run measures.
+pub(crate) const OVERHEAD_SLACK_BYTES: u64 = 2 << 20;
+
 /// Bytes for each id of a prompt, in a vector that doubles.
 const PROMPT_BYTES_PER_TOKEN: u64 = 8;
 
@@ -94,6 +97,10 @@ impl Priced {
                 if path.is_dir() && !path.join("config.json").exists() {
                     return Err(AppError::ModelFolder { path });
                 }
+                if is_settings(&path) {
+                    let hint = format!("by its settings alone: --config {}", path.display());
+                    return Err(AppError::SettingsFile { path, hint });
+                }
                 let priced = reader.checkpoint(path.clone(), true)?;
                 Ok(Self { path: Some(path), ..priced })
             }
@@ -132,9 +139,7 @@ impl Priced {
         let bytes = price::overhead_bytes(resident, 0, sampling);
         bytes.checked_next_multiple_of(OVERHEAD_GRANULE_BYTES).unwrap_or(u64::MAX)
     }
-}
 
-impl Priced {
     /// What is resident in a run beside weights and prompt: that of this process, and what only a load leaves behind.
     fn resident_in_a_run(&self) -> u64 {
         let residue = LOADING_RESIDUE_BYTES + LOADING_RESIDUE_BYTES_PER_THREAD * self.settings.threads as u64;
@@ -396,6 +401,11 @@ fn is_about_the_program(error: &ModelError) -> bool {
             | ModelError::TensorType { .. }
             | ModelError::UnusedTensor { .. }
     )
+}
+
+/// Whether a path that was given for a model is that of settings, such as a config.json.
+pub(crate) fn is_settings(path: &Path) -> bool {
+    path.is_file() && path.extension().is_some_and(|ending| ending == "json")
 }
 
 /// Why there is a closed form and no plan.

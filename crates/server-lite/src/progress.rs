@@ -10,9 +10,12 @@ pub(crate) struct Prefill {
 }
 
 impl Prefill {
-    /// A bar over `total_tokens`, the first `cached_tokens` of which are there already.
-    pub(crate) fn new(cached_tokens: usize, total_tokens: usize) -> Self {
-        let style = ProgressStyle::with_template("prefill {bar:30} {pos}/{len} tokens, {msg}")
+    /// A bar over `total_tokens`, the first `cached_tokens` of which are there already; none where it is not `wanted`.
+    pub(crate) fn new(cached_tokens: usize, total_tokens: usize, wanted: bool) -> Self {
+        if !wanted {
+            return Self { bar: ProgressBar::hidden() };
+        }
+        let style = ProgressStyle::with_template("prefill {bar:30} {pos}/{len} tokens{msg}")
             .unwrap_or_else(|_| ProgressStyle::default_bar());
         let bar = ProgressBar::new(total_tokens as u64).with_style(style);
         bar.set_position(cached_tokens as u64);
@@ -24,8 +27,8 @@ impl Prefill {
         if self.bar.is_hidden() {
             return;
         }
-        self.bar.set_message(message(progress));
         self.bar.set_position((progress.cached_tokens + progress.done_tokens) as u64);
+        self.bar.set_message(format!(", {}", message(progress)));
     }
 
     /// Runs `print` with the bar out of the way.

@@ -13,7 +13,8 @@ pub(crate) struct BudgetArgs {
     #[arg(long, env = "PLIMSOLL_MEMORY_BUDGET", value_name = "BYTES")]
     pub(crate) memory_budget: Option<ByteSize>,
     /// What stays free for others where no budget is given: `safe` (8 GiB of RAM, a quarter of small machines), `balanced` (6 GiB, three sixteenths),
-    /// `aggressive` (4 GiB, an eighth), or `custom:2GiB`.
+    /// `aggressive` (4 GiB, an eighth), or `custom:2GiB`. Of a control group that allows less, 64 MiB stay free under every policy, or a sixteenth if
+    /// that is less.
     #[arg(long, env = "PLIMSOLL_MEMORY_POLICY", value_name = "POLICY", default_value = "balanced")]
     pub(crate) memory_policy: Policy,
 }
@@ -26,7 +27,24 @@ pub(crate) struct Limit {
     pub(crate) source: String,
 }
 
+/// A budget that is above what the machine has.
+#[derive(Debug)]
+pub(crate) struct Beyond {
+    pub(crate) given: ByteSize,
+    pub(crate) lowest: ByteSize,
+    /// Who says so.
+    pub(crate) source: String,
+}
+
 impl BudgetArgs {
+    /// Whether the user's budget is above the lowest of these limits.
+    pub(crate) fn beyond(self, ceilings: &Ceilings) -> Option<Beyond> {
+        let binding = ceilings.clone().binding(RunsOn::Cpu);
+        let (given, lowest) = (self.memory_budget?, binding.lowest_fixed()?);
+        let beyond = || Beyond { given, lowest: ByteSize::new(lowest.bytes), source: lowest.source.to_string() };
+        (given.bytes() > lowest.bytes).then(beyond)
+    }
+
     /// The user's budget, or what the policy leaves of the lowest of these limits, with its source.
     pub(crate) fn limit(self, ceilings: &Ceilings) -> Limit {
         if let Some(budget) = self.memory_budget {

@@ -9,8 +9,8 @@ use std::io::{self, Write as _};
 /// Changes below this are not worth a word.
 const LEAST_BYTES: i64 = 64 << 10;
 
-/// The end of every line in mode 2.
-const CHANGED: &str = " [mode 2: what could be given back was, which changes what is seen]";
+/// The end of every line in mode 2, which the first line explains.
+const CHANGED: &str = " (changed by looking)";
 
 /// Who holds how many bytes at one moment; the sum is the footprint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -78,7 +78,11 @@ pub(super) struct MemoryDebug<'a> {
 impl<'a> MemoryDebug<'a> {
     /// `mode`: 1 looks, 2 also gives back and looks again.
     pub(super) fn new(mode: u8, probe: &'a dyn Probe, weights_bytes: u64) -> Self {
-        Self { mode, probe, weights_bytes, chunks: 0, first: None, last: None, tokens: 0 }
+        let debug = Self { mode, probe, weights_bytes, chunks: 0, first: None, last: None, tokens: 0 };
+        if mode == 2 {
+            debug.say("mode 2: after each chunk, what can be given back is, and memory is read again");
+        }
+        debug
     }
 
     /// After a chunk, drained.

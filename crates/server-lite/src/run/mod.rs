@@ -20,7 +20,7 @@ use crate::{
     error::AppError,
     fetch::Sources,
     interrupt::interruptible,
-    price, settings,
+    price, priced, settings,
 };
 use answer::Job;
 use budget::Budget;
@@ -31,7 +31,7 @@ use plimsoll_models::{
     sampler::{Sampler, StopMatcher},
 };
 use plimsoll_prefill::CancelToken;
-use std::{sync::Arc, time::Instant};
+use std::{path::Path, sync::Arc, time::Instant};
 use trace::{Observers, Reserved};
 
 /// Answers the prompt of `args`. What can be refused is refused before weights are read.
@@ -53,6 +53,11 @@ pub(crate) fn run(args: &RunArgs, sources: &Sources, cancel: &CancelToken) -> Re
     outputs::spare_model(args, &path)?;
     if path.is_dir() && !path.join("config.json").exists() {
         return Err(AppError::ModelFolder { path });
+    }
+    if priced::is_settings(&path) {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let hint = format!("give the folder that it is in, with its weights: -m {}", folder.display());
+        return Err(AppError::SettingsFile { path, hint });
     }
     let model_fault = |source| AppError::Model { path: path.clone(), source: Box::new(source) };
     let settings_read = budget.borrow(Kind::Overhead, text::settings_bytes(&path), "reading the model's settings")?;

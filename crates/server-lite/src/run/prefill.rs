@@ -15,7 +15,9 @@ use crate::{
 };
 use plimsoll_memguard::Room;
 use plimsoll_models::{ExecError, LogitRows, PromptTarget, Session};
-use plimsoll_prefill::{ChunkSize, Drain, Driver, DriverOptions, Outcome, PrefillError, PrefillReport, StepError};
+use plimsoll_prefill::{
+    ChunkSize, DEFAULT_MAX_ROWS, Drain, Driver, DriverOptions, Outcome, PrefillError, PrefillReport, StepError,
+};
 use std::{num::NonZeroUsize, ops::Range, sync::Arc};
 
 impl Job<'_> {
@@ -47,7 +49,9 @@ impl Job<'_> {
                 first.values.extend_from_slice(&logits[logits.len() - vocab_size..]);
             }
         };
-        let bar = progress::Prefill::new(cached, total);
+        // One chunk is done before a bar would say anything.
+        let is_cut = total - cached > self.args.chunk.fixed_rows().unwrap_or(DEFAULT_MAX_ROWS);
+        let bar = progress::Prefill::new(cached, total, is_cut && !self.args.json);
         let mut target = PromptTarget::new(session, self.prompt, rows, &mut sink);
         if let Some(cache) = &self.cache {
             target = target.publishing_to(cache);

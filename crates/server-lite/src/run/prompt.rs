@@ -174,7 +174,7 @@ fn parse_ids(path: &Path, text: &str) -> Result<Vec<u32>, AppError> {
         })
     };
     // Some editors put the mark of UTF-8 before the text.
-    text.trim_start_matches('\u{feff}').split_whitespace().enumerate().map(parse).collect()
+    text.strip_prefix('\u{feff}').unwrap_or(text).split_whitespace().enumerate().map(parse).collect()
 }
 
 /// Fewest tokens that `text_bytes` bytes can become: as many as there were if each were the vocabulary's longest token.

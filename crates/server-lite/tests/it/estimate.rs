@@ -463,7 +463,9 @@ fn broken_files_end_with_exit_code_4_in_one_line() {
         assert!(error.contains(part), "{name}: {error}");
     }
     let known = estimate("unknown.json", b"{\"model_type\": \"mamba\"}").fails(4);
-    assert!(known.contains("deepseek_v3") && known.contains("llama"), "{known}");
+    let (runs, only) = known.split_once("estimate only: ").unwrap();
+    assert!(runs.contains("can be run: ") && runs.contains("llama") && only.contains("deepseek_v3"), "{known}");
+    assert!(!only.contains("qwen3_moe"), "{known}");
     let huge = format!("{{\"model_type\": \"llama\", \"x\": \"{}\"}}", "y".repeat(17 << 20));
     assert!(estimate("huge.json", huge.as_bytes()).fails(4).contains("at most"));
     let missing = run(["estimate", "--config", &folder.arg("nothing.json"), "--context", "1"]).fails(2);
@@ -571,4 +573,64 @@ fn an_automatic_run_needs_no_more_than_chunks_of_64_rows() {
     assert_eq!(least["first_logits_sha256"], most["first_logits_sha256"]);
     assert!(number(&least["memory"]["planned_peak_bytes"]) <= budget_bytes, "{}", least["memory"]);
     assert!(number(&least["memory"]["kv_bytes"]) <= number(&most["memory"]["kv_bytes"]));
+}
+
+#[test]
+fn the_text_says_what_would_help_and_how_sure_it_is() {
+    let folder = Folder::new();
+    let (model, _) = wide(&folder, 1);
+    let model = Path::new(&model);
+    let least = |context, max_tokens, more: &[&str]| {
+        number(
+            &estimate(model, context, max_tokens, &[&["--json", "--threads", "1"], more].concat()).json()["smallest_budget_bytes"],
+        )
+    };
+    let text = |context, max_tokens, budget_bytes: u64, more: &[&str]| {
+        let budget = budget_bytes.to_string();
+        let settings = ["--threads", "1", "--memory-budget", &budget];
+        estimate(model, context, max_tokens, &[&settings[..], more].concat()).ok()
+    };
+    let bytes = least(1_000, 0, &[]);
+    let near = text(1_000, 0, bytes - MIB / 2, &[]);
+    assert!(near.contains("It may not fit: within 2 MiB of what is there. The longest prompt"), "{near}");
+    assert!(near.contains(" bytes, ") && near.contains(" above the budget"), "{near}");
+    assert!(text(1_000, 0, bytes - 4 * MIB, &[]).contains("It does not fit. The longest prompt"));
+    let roomy = text(1_000, 0, 4096 * MIB, &[]);
+    assert!(roomy.contains("It fits.") && !roomy.contains("above the budget"), "{roomy}");
+    for (more, part) in [
+        (&[][..], "with chunks of 64 rows"),
+        (&["--chunk", "512"], "with chunks of 512 rows"),
+        (&["--chunk", "1"], "with chunks of 1 row\n"),
+    ] {
+        let told = text(1_000, 0, 4096 * MIB, more);
+        assert!(told.contains(part), "{part}: {told}");
+    }
+    // A block of keys and values is 64 tokens: what is between two of them is the same.
+    let told = text(64, 1_000, least(64, 128, &["--kv-dtype", "f32"]) + 2 * MIB, &["--kv-dtype", "f32"]);
+    assert!(told.contains("With -n 128 or less this prompt fits."), "{told}");
+}
+
+#[test]
+fn a_budget_above_the_machine_is_noted_and_promised_by_nobody() {
+    let Some(golden) = golden("tiny-one-row") else { return };
+    let budget = ["--memory-budget", "1PiB"];
+    let answer = estimate(&golden.model, 3, 1, &[&["--json"][..], &budget].concat()).json();
+    let notes = answer["notes"].to_string();
+    assert!(notes.contains("--memory-budget 1 PiB is more than this machine has, "), "{notes}");
+    let report = run(["doctor"].iter().chain(&budget)).ok();
+    let line = report.lines().find(|line| line.starts_with("a run would get: ")).unwrap();
+    assert!(!line.contains("get: 1 PiB") && line.contains("less than --memory-budget 1 PiB"), "{line}");
+    let below = estimate(&golden.model, 3, 1, &["--json", "--memory-budget", "64MiB"]).json();
+    assert!(!below["notes"].to_string().contains("--memory-budget"), "{below}");
+}
+
+#[test]
+fn settings_given_as_a_model_are_answered_with_how_to_give_them() {
+    let folder = Folder::new();
+    let config = folder.file("config.json", config_of("llama", &[]));
+    let error = run(["estimate", "-m", &config, "--context", "64"]).fails(2);
+    assert!(error.contains(&format!("hint: by its settings alone: --config {config}")), "{error}");
+    let error = run(["run", "-m", &config, "--prompt", "x"]).fails(2);
+    let parent = Path::new(&config).parent().unwrap().display();
+    assert!(error.contains(&format!("with its weights: -m {parent}")), "{error}");
 }

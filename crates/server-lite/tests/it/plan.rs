@@ -96,6 +96,7 @@ fn outputs_and_passes_without_sense_are_usage_errors() {
         (&["--context", "10", "--chunk", "11"][..], "more than --context 10"),
         (&["--context", "10", "--svg", &model], "it is a file of the model"),
         (&["--context", "10", "--svg", &nowhere], "there is no folder"),
+        (&["--context", "10", "--svg", "picture.png"], "the name must end in .svg"),
         (&["--context", "10", "--csv", "/dev/null"], "no regular file"),
         (&["--context", "9999999999"], "more than 4294967295"),
     ] {

@@ -118,7 +118,7 @@ fn a_write_that_fails_is_told_and_leaves_no_half_of_a_file() {
         let mut command = std::process::Command::new("sh");
         // One block of 512 or 1,024 bytes: less than each of the files.
         command.args(["-c", "ulimit -f 1; exec \"$0\" \"$@\""]).arg(env!("CARGO_BIN_EXE_plimsoll"));
-        command.args(["run", "--logit-rows", "all", "-n", "1", "-m"]).arg(&golden.model);
+        command.env("PLIMSOLL_LOGIT_ROWS", "all").args(["run", "-n", "1", "-m"]).arg(&golden.model);
         command.args(["--token-ids", &ids, flag, &out]);
         let output = command.output().unwrap();
         let stderr = String::from_utf8(output.stderr).unwrap();

@@ -53,6 +53,24 @@ fn faults_of_the_command_line_are_one_line_with_hints() {
     }
 }
 
+#[test]
+fn a_flag_that_means_nothing_without_another_is_refused_and_from_the_environment_it_is_silent() {
+    let Some(golden) = golden("tiny-one-row") else { return };
+    let folder = Folder::new();
+    let ids = folder.ids(&golden.ids);
+    let args = ["run", "-m", golden.model.to_str().unwrap(), "--token-ids", &ids, "-n", "1"];
+    for (flag, name, value, other) in [
+        ("--prefix-cache-limit", "PLIMSOLL_PREFIX_CACHE_LIMIT", "1GiB", "--prefix-cache DIR"),
+        ("--logit-rows", "PLIMSOLL_LOGIT_ROWS", "all", "--logits-out OUT"),
+    ] {
+        let error = run(args.iter().chain(&[flag, value])).fails(2);
+        assert!(error.contains(&format!("{flag} means nothing without {other}")), "{error}");
+        let mut command = crate::plimsoll(args);
+        command.env(name, value);
+        crate::finish(command).ok();
+    }
+}
+
 /// A negative number is the value of the flag before it, and no flag that nobody knows.
 #[test]
 fn a_negative_number_is_refused_in_the_words_of_its_flag() {

@@ -37,7 +37,11 @@ fn every_chunk_and_the_end_tell_who_holds_what() {
 #[test]
 fn mode_2_says_on_every_line_that_it_changed_what_it_sees() {
     let Some(lines) = told(&["--memdbg", "2"]) else { return };
-    let end = " [mode 2: what could be given back was, which changes what is seen]";
+    let end = " (changed by looking)";
+    assert_eq!(
+        lines.iter().filter(|line| line.contains("mode 2: after each chunk, what can be given back is")).count(),
+        1
+    );
     assert!(lines.iter().all(|line| line.starts_with("memdbg: ") && line.ends_with(end)), "{lines:#?}");
     assert_eq!(lines.iter().filter(|line| line.contains("given back and read again: footprint ")).count(), 3);
 }
