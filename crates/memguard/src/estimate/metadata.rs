@@ -89,7 +89,7 @@ const UNSET_BY_ZERO: [&str; 5] =
 pub(super) struct Translation {
     pub(super) config: Value,
     /// The file's key for each field.
-    keys: BTreeMap<String, String>,
+    pub(super) keys: BTreeMap<String, String>,
 }
 
 impl Translation {
@@ -193,13 +193,25 @@ impl Translator<'_> {
             return Ok(());
         }
         let rope = self.number("rope.dimension_count")?;
-        let key = self.number("attention.key_length_mla")?.or(self.number("attention.key_length")?);
-        let value = self.number("attention.value_length_mla")?.or(self.number("attention.value_length")?);
+        let (key_name, key) = self.expanded("attention.key_length_mla", "attention.key_length")?;
+        let (value_name, value) = self.expanded("attention.value_length_mla", "attention.value_length")?;
         self.set("qk_rope_head_dim", "rope.dimension_count", rope);
-        self.set("v_head_dim", "attention.value_length", value);
+        self.set("v_head_dim", value_name, value);
         let nope = key.zip(rope).map(|(key, rope)| key.saturating_sub(rope));
-        self.set("qk_nope_head_dim", "attention.key_length", nope);
+        self.set("qk_nope_head_dim", key_name, nope);
         Ok(())
+    }
+
+    /// The number under the first of two keys, or under the second where the first is not there, with the key that was read.
+    fn expanded(
+        &self,
+        expanded: &'static str,
+        plain: &'static str,
+    ) -> Result<(&'static str, Option<u64>), EstimateError> {
+        Ok(match self.number(expanded)? {
+            None => (plain, self.number(plain)?),
+            found => (expanded, found),
+        })
     }
 
     /// What an architecture calls otherwise.

@@ -415,6 +415,27 @@ fn gguf_metadata_gives_the_same_figures_as_the_config() {
 }
 
 #[test]
+fn an_error_names_the_expanded_latent_key_where_that_is_what_was_read() {
+    let pairs = |mla: &[(&'static str, u64)]| {
+        let plain = [
+            ("deepseek2.attention.kv_lora_rank", 512),
+            ("deepseek2.attention.key_length", 576),
+            ("deepseek2.attention.value_length", 512),
+            ("deepseek2.rope.dimension_count", 64),
+        ];
+        let numbers = plain.iter().chain(mla).map(|&(key, value)| (key, json!(value)));
+        Pairs([("general.architecture", json!("deepseek2"))].into_iter().chain(numbers).collect())
+    };
+    let keys = |mla: &[(&'static str, u64)]| {
+        let translation = Translation::of(&pairs(mla)).unwrap();
+        ["qk_nope_head_dim", "v_head_dim"].map(|field| translation.keys[field].clone())
+    };
+    assert_eq!(keys(&[]), ["deepseek2.attention.key_length", "deepseek2.attention.value_length"]);
+    let mla = [("deepseek2.attention.key_length_mla", 192), ("deepseek2.attention.value_length_mla", 0)];
+    assert_eq!(keys(&mla), mla.map(|(key, _)| key));
+}
+
+#[test]
 fn a_gguf_file_tells_ties_and_windows_in_its_own_way() {
     let windows: Vec<bool> = (0..62).map(|layer| (layer + 1) % 6 != 0).collect();
     let windows: Vec<u64> = windows.into_iter().map(u64::from).collect();
