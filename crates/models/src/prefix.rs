@@ -31,8 +31,8 @@ impl Write for HashText<'_> {
 
 impl Model {
     /// What names the blocks of this model's sequences in a prefix cache: a hash of the program and of all weights as packed, and the
-    /// contract's version. Reads every weight once, on all threads of `settings`: about a second per GiB and thread. The number of threads
-    /// does not change it.
+    /// contract's version. Reads every weight once: about a second per GiB, shared by the threads of `settings`. Their number does not
+    /// change it.
     #[must_use]
     pub fn cache_identity(&self, settings: &CpuSettings) -> CacheIdentity {
         let mut hash = Sha256::new();

@@ -262,17 +262,11 @@ impl fmt::Display for StoredType {
 /// Text of a file as it may stand in a message: one line, at most 200 characters.
 pub(crate) fn one_line(text: &str) -> String {
     const MAX_CHARS: usize = 200;
-    let mut line = String::new();
-    for (count, c) in text.chars().enumerate() {
-        if count == MAX_CHARS {
-            line.push('…');
-            break;
-        }
-        match c {
-            // Quotes end no line.
-            '"' | '\'' => line.push(c),
-            other => line.extend(other.escape_debug()),
-        }
+    // Quotes end no line: their backslash is left out.
+    let mut shown = text.chars().flat_map(|c| c.escape_debug().skip(usize::from(matches!(c, '"' | '\''))));
+    let mut line: String = shown.by_ref().take(MAX_CHARS).collect();
+    if shown.next().is_some() {
+        line.push('…');
     }
     line
 }
@@ -295,4 +289,19 @@ fn similar_names<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Vec<
         .collect();
     near.sort_unstable();
     near.into_iter().take(MAX_SIMILAR).map(|(_, name)| one_line(name)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_of_a_file_is_at_most_200_characters_as_it_is_shown() {
+        assert_eq!(one_line("it's \"so\"\n"), "it's \"so\"\\n");
+        for text in ["a".repeat(201), "\n".repeat(101), "\u{7f}".repeat(100_000)] {
+            let line = one_line(&text);
+            assert!(line.chars().count() == 201 && line.ends_with('…'), "{line}");
+        }
+        assert_eq!(one_line(&"'".repeat(200)), "'".repeat(200));
+    }
 }
