@@ -122,7 +122,7 @@ impl Recurrent {
         }
     }
 
-    /// Lets go of the snapshots of more than `tokens`.
+    /// Lets go of the snapshots of more than `tokens`: what comes next may be other tokens than those that they were taken after.
     fn forget_after(&mut self, tokens: usize, purse: &mut Purse) {
         while self.snapshots.back().is_some_and(|snapshot| snapshot.tokens > tokens) {
             purse.put(self.snapshots.pop_back().and_then(|snapshot| snapshot.slab.release()));
@@ -160,9 +160,8 @@ impl Recurrent {
             return Err(Error::NeedsPrefill { layer, tokens: start, len_tokens: len, from });
         }
         if start < len {
-            // What comes next may be other tokens than those that these were taken after.
-            self.forget_after(start, purse);
-            self.rewind(index, start);
+            // For every layer at once: the snapshot may have to go for those of this pass before the next layer asks.
+            self.truncate(start, purse);
         }
         self.begin(start..end, purse);
         let Self { layers, buffers: [first, second], begun, .. } = self;

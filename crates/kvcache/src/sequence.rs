@@ -136,7 +136,7 @@ impl Sequence {
     /// want the state at borders between. Several steps of a pass may ask, each for its own part of the state. Nothing is kept until
     /// [`commit`](Self::commit), but a pass that is undone may have let go of the oldest snapshots, in whose place it would have left its own.
     ///
-    /// `start` is the length held, or 0, which forgets what is held, or the length of a snapshot.
+    /// `start` is the length held, or 0, which forgets what is held, or the length of a snapshot. Going back takes every recurrent layer back.
     ///
     /// # Errors
     /// [`Error::NoSuchLayer`], [`Error::LayerKind`], [`Error::Gap`], [`Error::NeedsPrefill`], [`Error::Capacity`].

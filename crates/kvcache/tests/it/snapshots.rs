@@ -109,3 +109,19 @@ fn a_layer_that_did_not_run_over_a_border_leaves_no_snapshot_there() {
     sequence.commit();
     assert_eq!(sequence.truncate(64), Err(Error::NeedsPrefill { layer: 0, tokens: 64, len_tokens: 90, from: 0 }));
 }
+
+#[test]
+fn a_pass_from_a_snapshot_that_has_to_go_for_its_own_runs_in_every_layer() {
+    for (every, keep) in [(1, 1), (1, 2), (2, 1)] {
+        let mut sequence = hybrid_sequence(&spec(every, keep), 300);
+        pass(&mut sequence, 0, 200).unwrap();
+        sequence.commit();
+        let start = 192 / (64 * every) * 64 * every;
+        pass(&mut sequence, start, 300 - start).unwrap();
+        assert_eq!([0, 3].map(|layer| sequence.layer_len(layer)), [start; 2], "every {every}, {keep} kept");
+        sequence.commit();
+        assert_eq!([0, 3].map(|layer| counted(&mut sequence, layer)), [300.0; 2], "every {every}, {keep} kept");
+        sequence.truncate(256).unwrap();
+        assert_eq!([0, 3].map(|layer| counted(&mut sequence, layer)), [256.0; 2], "every {every}, {keep} kept");
+    }
+}
