@@ -223,7 +223,11 @@ fn writable<'a>(slab: &'a mut SlabRef, purse: &mut Purse) -> Result<&'a mut [u8]
         if deposit.is_some() || slab.memory_mut().is_none() {
             let payment = match deposit {
                 Some(deposit) => deposit,
-                None => purse.pay(slab.bytes())?,
+                None => match purse.pay(slab.bytes()) {
+                    Ok(payment) => payment,
+                    // The ledger has asked for bytes, and a cache's writer, which may have been the other owner, has let go for it.
+                    Err(refusal) => return slab.memory_mut().ok_or(refusal),
+                },
             };
             let mut copy = SlabRef::zeroed(slab.memory().len(), payment)?;
             copy.memory_mut().expect("nobody else has heard of it").copy_from_slice(slab.memory());

@@ -106,6 +106,7 @@ impl PrefixCache {
         }
         let all = (0..shape.part_bytes.len()).fold(Parts::NONE, Parts::with);
         if let Some(disk) = disk {
+            disk.try_left_out();
             let missing = keys.iter().zip(&in_memory).filter(|(_, slabs)| held(slabs) != all);
             disk.wait_for(&missing.map(|(key, _)| *key).collect::<Vec<_>>());
         }

@@ -73,6 +73,15 @@ impl Index {
     /// Gives `wanted_bytes` back to the ledger, or as much as can go, blocks that were not used for longest first. A block that a sequence
     /// holds would give nothing back and stays; what it deposited for windows and states goes.
     pub(super) fn evict(&mut self, wanted_bytes: u64) -> u64 {
+        self.evict_where(wanted_bytes, |_| true)
+    }
+
+    /// As [`Index::evict`], but what someone else holds too, so that it would give nothing back for now, stays.
+    pub(super) fn evict_freeable(&mut self, wanted_bytes: u64) -> u64 {
+        self.evict_where(wanted_bytes, |slab| slab.freeable_bytes() > 0)
+    }
+
+    fn evict_where(&mut self, wanted_bytes: u64, may_go: impl Fn(&CachedSlab) -> bool) -> u64 {
         let mut freed = 0;
         for key in self.order.values().copied().collect::<Vec<_>>() {
             if freed >= wanted_bytes {
@@ -81,7 +90,9 @@ impl Index {
             let Some(entry) = self.entries.get(&key) else { continue };
             let is_essential = |part: usize| self.essential == Parts::NONE || self.essential.has(part);
             let is_used = entry.slabs.iter().any(|(&part, slab)| is_essential(part) && slab.is_used());
-            let goes = |part: usize, slab: &CachedSlab| !is_used || (!is_essential(part) && slab.freeable_bytes() > 0);
+            let goes = |part: usize, slab: &CachedSlab| {
+                may_go(slab) && (!is_used || (!is_essential(part) && slab.freeable_bytes() > 0))
+            };
             let parts: Vec<usize> =
                 entry.slabs.iter().filter(|(part, slab)| goes(**part, slab)).map(|(part, _)| *part).collect();
             for part in parts {

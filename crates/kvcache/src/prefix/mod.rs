@@ -122,15 +122,26 @@ impl Inner {
         // A panic under the lock could leave a byte count behind that is off, and nothing else.
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Lets go of blocks for `wanted_bytes`, but of none in vain: the disk's writer may hold them too.
+    fn evict_from(&self, index: &mut Index, wanted_bytes: u64) -> u64 {
+        match self.disk {
+            Some(_) => index.evict_freeable(wanted_bytes),
+            None => index.evict(wanted_bytes),
+        }
+    }
 }
 
 impl Evict for Inner {
     fn evict(&self, wanted_bytes: u64) {
-        let freed_bytes = self.index().evict(wanted_bytes);
-        // What is on its way to disk goes back once it is there.
-        if let Some(disk) = self.disk.as_ref().filter(|_| freed_bytes < wanted_bytes) {
-            disk.finish(&|| false);
-        }
+        let mut missing_bytes = wanted_bytes.saturating_sub(self.evict_from(&mut self.index(), wanted_bytes));
+        let Some(disk) = self.disk.as_ref().filter(|_| missing_bytes > 0) else { return };
+        // What is on its way to disk goes back once it is there, or can go then.
+        let cached_bytes = || self.ledger.usage().prefix_cache_bytes;
+        let before_bytes = cached_bytes();
+        disk.flush();
+        missing_bytes = missing_bytes.saturating_sub(before_bytes.saturating_sub(cached_bytes()));
+        self.index().evict(missing_bytes);
     }
 }
 
@@ -146,7 +157,7 @@ impl PrefixCache {
     }
 
     /// As [`PrefixCache::new`], with a second tier on disk: what is published is written there too, and found by later processes.
-    /// A file that is damaged, or of another model or version, is removed with a warning.
+    /// A file that is damaged, or of another model or version, is removed: the first one with a warning, all others with one for them together.
     ///
     /// # Errors
     /// The system's, if the folder cannot be made or read.
@@ -236,14 +247,17 @@ impl PrefixCache {
             let parts = self.parts_of(sequence, place).map(&mut hold).collect();
             blocks.push(Block { key: *key, first: keys[0], place, parts });
         }
+        if let (Some(first), Some(last)) = (blocks.first(), blocks.last()) {
+            disk.follow(&keys[..first.place], last.key);
+        }
         disk.write(blocks);
         if is_unpaid {
             disk.finish_unpaid();
         }
     }
 
-    /// Waits until everything that was published is on disk. Once `is_cancelled`, blocks whose writing has not begun are dropped. The last
-    /// handle to a cache waits for the same when it is dropped.
+    /// Waits until everything that was published before is on disk. Once `is_cancelled`, blocks of it whose writing has not begun are dropped.
+    /// The last handle to a cache waits for the same when it is dropped. Either warns of files that were dropped since the first one.
     pub fn finish(&self, is_cancelled: impl Fn() -> bool) {
         if let Some(disk) = &self.inner.disk {
             disk.finish(&is_cancelled);
@@ -295,7 +309,7 @@ impl PrefixCache {
         let reserve = || self.inner.ledger.reserve_free(Kind::PrefixCache, bytes);
         match reserve() {
             Err(ReserveError::Later { .. }) => {
-                index.evict(bytes);
+                self.inner.evict_from(index, bytes);
                 reserve().ok()
             }
             // Where requests wait, what the cache would let go of is theirs.

@@ -328,3 +328,38 @@ fn what_was_published_is_found_though_it_may_still_wait() {
         }
     }
 }
+
+#[test]
+fn blocks_that_were_left_out_are_written_for_the_next_request() {
+    let (ledger, folder) = (Ledger::new(Budget::Unlimited), tempfile::tempdir().unwrap());
+    let (spec, path, tokens) = (super::spec(), folder.path().join("cache"), ids(310, 0));
+    let disk = DiskOptions { folder: path.clone(), limit_bytes: 1 << 30 };
+    let cache = PrefixCache::with_disk(&ledger, &spec, &IDENTITY, 0, &disk).unwrap();
+    fs::remove_dir(&path).unwrap();
+    prefill(&cache, &mut empty(&ledger, &spec, 310), &tokens);
+    cache.finish(|| false);
+    let stats = cache.disk_stats().unwrap();
+    assert_eq!((stats.files_written, stats.left_out_for_fault), (0, 4), "once each, not after every chunk: {stats:?}");
+    fs::create_dir(&path).unwrap();
+    for cached in [0, 256] {
+        assert_eq!(prefill(&cache, &mut empty(&ledger, &spec, 310), &tokens), cached);
+    }
+}
+
+#[test]
+fn a_damaged_folder_costs_one_warning_by_name_and_one_by_number() {
+    let (ledger, folder) = (Ledger::new(Budget::Unlimited), tempfile::tempdir().unwrap());
+    let (spec, tokens) = (super::spec(), ids(310, 0));
+    prefill(&open(&ledger, &spec, folder.path(), 1 << 30), &mut empty(&ledger, &spec, 310), &tokens);
+    for path in files(folder.path()) {
+        fs::write(path, "damaged").unwrap();
+    }
+    let told = warnings(|| {
+        let cache = open(&ledger, &spec, folder.path(), 1 << 30);
+        assert_eq!(prefill(&cache, &mut empty(&ledger, &spec, 310), &tokens), 0);
+        cache.finish(|| false);
+        cache.finish(|| false);
+        assert_eq!(cache.disk_stats().unwrap().files_dropped, 4);
+    });
+    assert!(told.len() == 2 && told[0].contains(".kv") && told[1].contains("3 more files"), "{told:?}");
+}

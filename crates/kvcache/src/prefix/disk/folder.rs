@@ -34,7 +34,7 @@ pub(super) struct Folder {
 
 /// What was there when the folder was last listed, and what has been written since.
 #[derive(Debug, Default)]
-struct Listing {
+pub(super) struct Listing {
     bytes: u64,
     /// Used longest ago first.
     oldest: VecDeque<(SystemTime, u64, Key)>,
@@ -72,7 +72,7 @@ impl Folder {
         count(&mut self.stats.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    fn listing(&self) -> MutexGuard<'_, Listing> {
+    pub(super) fn listing(&self) -> MutexGuard<'_, Listing> {
         // A panic under the lock leaves a sum behind that is off until the next listing.
         self.listing.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -104,8 +104,13 @@ impl Folder {
     }
 
     /// Removes files used longest ago until `bytes` more are within the limit; `false` if that cannot be, or only at the price of files used at
-    /// `time` or later.
-    pub(super) fn make_room(&self, bytes: u64, time: Option<SystemTime>, removed: &mut dyn FnMut(Key)) -> bool {
+    /// the time of the block that is to be written, or later. The block's own file, if there is one, is replaced and not removed.
+    pub(super) fn make_room(
+        &self,
+        bytes: u64,
+        wanted: Option<(&Key, SystemTime)>,
+        removed: &mut dyn FnMut(Key),
+    ) -> bool {
         let mut listing = self.listing();
         let mut is_new = false;
         while listing.bytes.saturating_add(bytes) > self.limit_bytes {
@@ -123,7 +128,8 @@ impl Folder {
                 Err(_) => listing.bytes = listing.bytes.saturating_sub(file_bytes),
                 // It was used since.
                 Ok(now) if now != modified => {}
-                Ok(_) if time.is_some_and(|time| modified >= time) => {
+                Ok(_) if wanted.is_some_and(|(own, _)| *own == key) => {}
+                Ok(_) if wanted.is_some_and(|(_, time)| modified >= time) => {
                     listing.oldest.push_front((modified, file_bytes, key));
                     return false;
                 }
@@ -169,8 +175,13 @@ impl Folder {
     /// Makes the names of files that were put in place outlast a loss of power.
     pub(super) fn sync(&self) {
         self.count(|stats| stats.folder_syncs += 1);
-        // Where a folder cannot be opened, the files are whole all the same.
-        let _ = File::open(&self.path).and_then(|folder| folder.sync_all());
+        let Err(error) = File::open(&self.path).and_then(|folder| folder.sync_all()) else { return };
+        // The files are whole all the same.
+        if self.stats().failed_folder_syncs == 0 {
+            let folder = self.path.display();
+            tracing::warn!(%folder, %error, "files of the prefix cache may not outlast a loss of power");
+        }
+        self.count(|stats| stats.failed_folder_syncs += 1);
     }
 }
 

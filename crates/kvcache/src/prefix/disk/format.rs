@@ -16,9 +16,11 @@ const CHECKSUM_BYTES: usize = 32;
 const STRIDE_BYTES: usize = 1 << 16;
 
 /// Why a file is not believed.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(super) enum Fault {
+    #[error("it cannot be read: {0}")]
     Io(io::Error),
+    #[error("{0}")]
     Content(&'static str),
 }
 

@@ -17,7 +17,7 @@ use crate::slab::CachedSlab;
 pub(super) const QUEUE_BYTES: u64 = 64 << 20;
 
 /// How often a wait looks whether it was given up.
-const LOOK: Duration = Duration::from_millis(10);
+const CANCEL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// A block on its way to the disk.
 #[derive(Debug)]
@@ -42,13 +42,19 @@ enum Job {
     Touch(Vec<Key>),
 }
 
+/// Jobs are done in the order in which they came: "the first `n`" is a number of jobs since the start.
 #[derive(Debug, Default)]
 struct State {
     jobs: VecDeque<Job>,
+    /// Jobs that ever came.
+    added: u64,
+    /// The first so many are done and will last.
+    lasting: u64,
+    /// The first so many are waited for, by whoever has waited longest if this is more than `lasting`: the folder is flushed as soon as they are done, whatever came after them.
+    wanted: u64,
     /// Blocks in `jobs` and the one being written, how often each.
     pending: HashMap<Key, usize>,
     bytes: u64,
-    is_busy: bool,
     is_closed: bool,
 }
 
@@ -68,29 +74,31 @@ impl Queue {
         self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is not begun; the caller lets go of it without the lock.
-    fn take_all(&self) -> VecDeque<Job> {
+    /// Takes note of blocks that the caller has let go of.
+    fn forget(&self, blocks: &[(Key, u64)]) {
         let mut state = self.state();
-        let jobs = mem::take(&mut state.jobs);
-        for job in &jobs {
-            if let Job::Write(block) = job {
-                state.forget(block);
+        for (key, bytes) in blocks {
+            state.bytes -= bytes;
+            if let Some(count) = state.pending.get_mut(key) {
+                *count -= 1;
+                if *count == 0 {
+                    state.pending.remove(key);
+                }
             }
         }
         self.changed.notify_all();
-        jobs
     }
 }
 
 impl State {
-    fn forget(&mut self, block: &Block) {
-        self.bytes -= block.bytes();
-        if let Some(count) = self.pending.get_mut(&block.key) {
-            *count -= 1;
-            if *count == 0 {
-                self.pending.remove(&block.key);
-            }
-        }
+    fn add(&mut self, job: Job) {
+        self.jobs.push_back(job);
+        self.added += 1;
+    }
+
+    /// Those that are done or under way.
+    fn begun(&self) -> u64 {
+        self.added - self.jobs.len() as u64
     }
 }
 
@@ -109,7 +117,11 @@ impl Writer {
         let (of_thread, queue_of_thread) = (Arc::clone(&files), Arc::clone(&queue));
         // What it has to tell goes where its maker's words go.
         let log = tracing::dispatcher::get_default(Clone::clone);
-        let work = move || tracing::dispatcher::with_default(&log, || Ended(&queue_of_thread).run(&of_thread));
+        let work = move || {
+            tracing::dispatcher::with_default(&log, || {
+                Worker { queue: &queue_of_thread, files: &of_thread }.run();
+            })
+        };
         let thread = Some(thread::Builder::new().name("plimsoll-prefix-cache".to_owned()).spawn(work)?);
         Ok(Self { files, queue, limit_bytes, thread })
     }
@@ -121,26 +133,28 @@ impl Writer {
         for block in blocks {
             let bytes = block.bytes();
             while !state.is_closed && state.bytes > 0 && state.bytes.saturating_add(bytes) > self.limit_bytes {
-                has_waited = true;
+                if !mem::replace(&mut has_waited, true) {
+                    self.files.folder.count(|stats| stats.waits_for_queue += 1);
+                }
                 state = self.queue.wait(state);
             }
             if state.is_closed {
-                break;
+                // The thread has failed.
+                self.files.left_out(block.key, |stats| stats.left_out_for_fault += 1);
+                continue;
             }
             state.bytes += bytes;
             *state.pending.entry(block.key).or_default() += 1;
-            state.jobs.push_back(Job::Write(block));
+            state.add(Job::Write(block));
             self.queue.changed.notify_all();
         }
-        drop(state);
-        self.files.folder.count(|stats| stats.waits_for_queue += u64::from(has_waited));
     }
 
     /// Marks the files of a chain as used, some time soon.
     pub(super) fn touch(&self, chain: Vec<Key>) {
         let mut state = self.queue.state();
         if !state.is_closed {
-            state.jobs.push_back(Job::Touch(chain));
+            state.add(Job::Touch(chain));
             self.queue.changed.notify_all();
         }
     }
@@ -153,24 +167,41 @@ impl Writer {
         }
     }
 
-    /// Waits until all is written and will last; once `is_cancelled`, what is not begun is dropped.
+    /// Waits until all that came before the call is written and will last; once `is_cancelled`, what of it is not begun is dropped. What
+    /// others hand over in the meantime is not waited for.
     pub(super) fn finish(&self, is_cancelled: &dyn Fn() -> bool) {
         let mut state = self.queue.state();
-        while state.is_busy || !state.jobs.is_empty() {
-            if !state.jobs.is_empty() && is_cancelled() {
+        let wanted = state.added;
+        while state.lasting < wanted {
+            if state.wanted <= state.lasting {
+                state.wanted = wanted;
+            }
+            if state.begun() < wanted && is_cancelled() {
+                let kept = usize::try_from(state.added - wanted).unwrap_or(usize::MAX).min(state.jobs.len());
+                let count = state.jobs.len() - kept;
+                let jobs: Vec<Job> = state.jobs.drain(..count).collect();
                 drop(state);
-                let dropped = self.queue.take_all();
-                self.files.dropped(dropped.iter().filter_map(|job| match job {
-                    Job::Write(block) => Some(block.key),
-                    Job::Touch(_) => None,
-                }));
-                drop(dropped);
+                self.cancel(jobs);
                 state = self.queue.state();
                 continue;
             }
-            let timed = self.queue.changed.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner);
+            let timed = self.queue.changed.wait_timeout(state, CANCEL_INTERVAL).unwrap_or_else(PoisonError::into_inner);
             state = timed.0;
         }
+    }
+
+    fn cancel(&self, jobs: Vec<Job>) {
+        let blocks: Vec<Block> = jobs
+            .into_iter()
+            .filter_map(|job| match job {
+                Job::Write(block) => Some(block),
+                Job::Touch(_) => None,
+            })
+            .collect();
+        let held: Vec<(Key, u64)> = blocks.iter().map(|block| (block.key, block.bytes())).collect();
+        self.files.cancelled(held.iter().map(|(key, _)| *key));
+        drop(blocks);
+        self.queue.forget(&held);
     }
 }
 
@@ -186,57 +217,67 @@ impl Drop for Writer {
 }
 
 /// The thread's side: when it ends, nobody waits for it any more.
-struct Ended<'a>(&'a Queue);
+struct Worker<'a> {
+    queue: &'a Queue,
+    files: &'a Files,
+}
 
-impl Ended<'_> {
-    fn run(&self, files: &Files) {
+impl Worker<'_> {
+    fn run(&self) {
         let mut has_new_names = false;
-        while let Some(job) = self.next(&mut has_new_names, files) {
+        while let Some(job) = self.next(&mut has_new_names) {
             match job {
-                Job::Touch(chain) => files.touch(&chain),
+                Job::Touch(chain) => self.files.touch(&chain),
                 Job::Write(block) => {
-                    has_new_names |= files.write(&block);
-                    self.0.state().forget(&block);
+                    has_new_names |= self.files.write(&block);
+                    let held = (block.key, block.bytes());
+                    // First: a queue that says that it has room holds no more.
                     drop(block);
-                    self.0.changed.notify_all();
+                    self.queue.forget(&[held]);
                 }
             }
         }
     }
 
-    /// The next job. Where there is none, the folder is written to the device: once for all files since.
-    fn next(&self, has_new_names: &mut bool, files: &Files) -> Option<Job> {
-        let mut state = self.0.state();
+    /// The next job. Before the thread rests, and where someone waits for what is done, the folder is written to the device: once for all
+    /// files since.
+    fn next(&self, has_new_names: &mut bool) -> Option<Job> {
+        let mut state = self.queue.state();
         loop {
-            if let Some(job) = state.jobs.pop_front() {
-                state.is_busy = true;
+            // None is under way.
+            let done = state.begun();
+            let is_waited_for = (state.lasting + 1..=done).contains(&state.wanted);
+            if state.lasting < done && (is_waited_for || state.jobs.is_empty()) {
+                if mem::take(has_new_names) {
+                    drop(state);
+                    self.files.folder.sync();
+                    state = self.queue.state();
+                }
+                state.lasting = done;
+                self.queue.changed.notify_all();
+            } else if let Some(job) = state.jobs.pop_front() {
                 return Some(job);
-            }
-            if mem::take(has_new_names) {
-                drop(state);
-                files.folder.sync();
-                state = self.0.state();
-                continue;
-            }
-            state.is_busy = false;
-            self.0.changed.notify_all();
-            if state.is_closed {
+            } else if state.is_closed {
                 return None;
+            } else {
+                state = self.queue.wait(state);
             }
-            state = self.0.wait(state);
         }
     }
 }
 
-impl Drop for Ended<'_> {
+impl Drop for Worker<'_> {
     fn drop(&mut self) {
-        let mut state = self.0.state();
-        (state.is_closed, state.is_busy) = (true, false);
-        state.pending.clear();
-        let jobs = mem::take(&mut state.jobs);
-        state.bytes = 0;
+        let mut state = self.queue.state();
+        state.is_closed = true;
+        let (jobs, pending) = (mem::take(&mut state.jobs), mem::take(&mut state.pending));
+        (state.bytes, state.lasting) = (0, state.added);
         drop(state);
         drop(jobs);
-        self.0.changed.notify_all();
+        // None, but where it failed.
+        for (key, count) in pending {
+            self.files.left_out(key, |stats| stats.left_out_for_fault += count as u64);
+        }
+        self.queue.changed.notify_all();
     }
 }
