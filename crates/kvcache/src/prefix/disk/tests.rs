@@ -6,6 +6,7 @@ use plimsoll_attention::{KvDtype, KvLayout};
 use plimsoll_memguard::{Budget, Evict, Kind, Ledger};
 use std::cell::RefCell;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
@@ -159,6 +160,37 @@ fn blocks_that_the_writer_holds_too_are_not_let_go_in_vain() {
         cache.inner.evict(1);
     });
     assert_eq!((cache.blocks(), ledger.usage().prefix_cache_bytes), (9, plain().bytes(9 * 64)));
+}
+
+#[test]
+fn the_end_of_what_was_handed_over_is_waited_for_and_not_what_came_later() {
+    let (ledger, folder) = (Ledger::new(Budget::Unlimited), tempfile::tempdir().unwrap());
+    let disk = open(folder.path(), u64::MAX);
+    let mut blocks = blocks(&ledger, 200);
+    let later = blocks.split_off(2);
+    let held = disk.files.folder.listing();
+    disk.write(blocks);
+    let written = thread::scope(|scope| {
+        let (begun, begins) = mpsc::channel();
+        let (disk, looks) = (&disk, AtomicBool::new(false));
+        let end = scope.spawn(move || {
+            disk.finish(&|| {
+                // Whose number is known by now.
+                if !looks.swap(true, Ordering::Relaxed) {
+                    begun.send(()).unwrap();
+                }
+                false
+            });
+            disk.stats().files_written
+        });
+        begins.recv().unwrap();
+        disk.write(later);
+        drop(held);
+        end.join().unwrap()
+    });
+    assert!((2..200).contains(&written), "{written} files");
+    disk.finish(&|| false);
+    assert_eq!(disk.stats().files_written, 200);
 }
 
 #[test]
