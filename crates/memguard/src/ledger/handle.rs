@@ -15,7 +15,8 @@ pub trait Evict: Send + Sync {
     /// Drops or shrinks own reservations by `wanted_bytes` in all, or by as much as can go.
     ///
     /// Called on the thread that asks for memory, with no lock of the ledger held; several threads may call at once. It
-    /// must not reserve anything. Do not hold a lock that `evict` takes while reserving.
+    /// must not reserve anything. It may wait for work of its own that gives bytes back, if that has an end. Do not hold a lock that
+    /// `evict` takes while reserving.
     fn evict(&self, wanted_bytes: u64);
 }
 

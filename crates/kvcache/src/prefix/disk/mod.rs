@@ -147,7 +147,7 @@ impl Disk {
         }
     }
 
-    /// Before new blocks of a chain are written, of which `last` is the last: marks the files before them as used, unless they have just been.
+    /// Before new blocks of a chain are written, the last of them `last`: marks the files before them as used, unless they have just been.
     /// New files take their times from the first one's, so that an old one would make them the first to go.
     pub(super) fn follow(&self, chain: &[Key], last: Key) {
         let now = Instant::now();

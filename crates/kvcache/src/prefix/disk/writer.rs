@@ -50,7 +50,7 @@ struct State {
     added: u64,
     /// The first so many are done and will last.
     lasting: u64,
-    /// The first so many are waited for, by whoever has waited longest if this is more than `lasting`: the folder is flushed as soon as they are done, whatever came after them.
+    /// If more than `lasting`, the first so many are waited for: the folder is flushed as soon as they are done, whatever came after them.
     wanted: u64,
     /// Blocks in `jobs` and the one being written, how often each.
     pending: HashMap<Key, usize>,
