@@ -87,10 +87,18 @@ pub struct DiskOptions {
 }
 
 impl DiskOptions {
-    /// Bytes of the file of one whole block of `spec`: under a lower limit nothing of use is kept.
+    /// Bytes of the files up to the first border that a later sequence of `spec` can go on from: one block, or with recurrent layers all blocks
+    /// up to the first snapshot. Under a lower limit nothing of use is kept.
     #[must_use]
-    pub fn block_file_bytes(spec: &KvSpec) -> u64 {
-        disk::file_bytes(&Shape::new(spec).part_bytes)
+    pub fn least_bytes(spec: &KvSpec) -> u64 {
+        let shape = Shape::new(spec);
+        let with_state = disk::file_bytes(&shape.part_bytes);
+        let without = disk::file_bytes(&shape.part_bytes[..shape.groups.len()]);
+        let blocks = match (shape.state_part(), spec.snapshots) {
+            (Some(_), Some(rule)) => rule.every_blocks.get() as u64,
+            _ => 1,
+        };
+        without.saturating_mul(blocks - 1).saturating_add(with_state)
     }
 }
 

@@ -7,6 +7,7 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
 
 /// A cache of a process that has just started: nothing in memory.
 fn open(ledger: &Ledger, spec: &KvSpec, folder: &Path, limit_bytes: u64) -> PrefixCache {
@@ -173,6 +174,25 @@ fn the_folder_stays_within_its_limit_and_keeps_what_was_used_last() {
     fs::write(path.join("123-0-0.unfinished"), b"left by a writer that died").unwrap();
     drop(limited());
     assert_eq!(files(path).len(), 1);
+}
+
+#[test]
+fn files_of_a_clock_that_was_wrong_go_first() {
+    let spec = super::spec();
+    let (ledger, folder) = (Ledger::new(Budget::Unlimited), tempfile::tempdir().unwrap());
+    let publish = |version, limit_bytes| {
+        let cache = open(&ledger, &spec, folder.path(), limit_bytes);
+        prefill(&cache, &mut empty(&ledger, &spec, 200), &ids(200, version));
+    };
+    publish(0, u64::MAX);
+    let bytes: u64 = files(folder.path()).iter().map(|path| fs::metadata(path).unwrap().len()).sum();
+    let later = SystemTime::now() + Duration::from_secs(1 << 30);
+    for path in files(folder.path()) {
+        fs::File::open(path).unwrap().set_modified(later).unwrap();
+    }
+    publish(1, bytes);
+    let found = |version| open(&ledger, &spec, folder.path(), bytes).lookup(&ids(200, version)).tokens();
+    assert_eq!((found(0), found(1)), (0, 192));
 }
 
 #[test]

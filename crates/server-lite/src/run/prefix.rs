@@ -23,14 +23,14 @@ pub(super) fn check(args: &RunArgs) -> Result<(), AppError> {
     }
 }
 
-/// Refuses a limit under which not even one block could be kept.
+/// Refuses a limit under which nothing of use could be kept.
 pub(super) fn check_limit(args: &RunArgs, spec: &KvSpec) -> Result<(), AppError> {
-    let (limit, needed_bytes) = (args.prefix.prefix_cache_limit, DiskOptions::block_file_bytes(spec));
+    let (limit, needed_bytes) = (args.prefix.prefix_cache_limit, DiskOptions::least_bytes(spec));
     if args.prefix.prefix_cache.is_none() || limit.bytes() >= needed_bytes {
         return Ok(());
     }
     Err(AppError::Usage(format!(
-        "--prefix-cache-limit {} bytes: a block of 64 tokens of this model takes {needed_bytes}, so that nothing would be kept",
+        "--prefix-cache-limit {} bytes: the least that a prompt of this model can go on from takes {needed_bytes}, so that nothing would be kept",
         limit.bytes()
     )))
 }

@@ -104,7 +104,7 @@ fn a_folder_that_cannot_be_made_is_refused() {
 }
 
 #[test]
-fn a_limit_below_one_block_is_refused_with_both_numbers() {
+fn a_limit_below_what_a_prompt_can_go_on_from_is_refused_with_both_numbers() {
     for name in ["tiny-gqa-6x2", "tiny-gemma3", "tiny-qwen3_next"] {
         let Some(golden) = golden(name) else { return };
         let ids: Vec<u32> = golden.ids.iter().cycle().copied().take(130).collect();
@@ -128,9 +128,10 @@ fn a_limit_below_one_block_is_refused_with_both_numbers() {
         assert!(!folder.path("cache").exists(), "refused before anything is kept");
         let needed: u64 = error.split_once(" takes ").unwrap().1.split(',').next().unwrap().parse().unwrap();
         run(&(needed - 1).to_string()).fails(2);
-        // The border keeps the first block, which is the largest file there is.
+        // At the border it is kept, and nothing else, and the next run goes on from it.
         run(&needed.to_string()).json();
         let files = fs::read_dir(folder.path("cache")).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len());
-        assert_eq!(files.max(), Some(needed), "{name}");
+        assert_eq!(files.sum::<u64>(), needed, "{name}");
+        assert!(run(&needed.to_string()).json()["prefill"]["cached_tokens"].as_u64().unwrap() >= 64, "{name}");
     }
 }

@@ -40,6 +40,9 @@ pub(super) struct Listing {
     oldest: VecDeque<(SystemTime, u64, Key)>,
 }
 
+/// Most that the clocks of computers that share a folder are apart.
+const CLOCKS_DIFFER: Duration = Duration::from_secs(60);
+
 impl Folder {
     /// Makes the folder where it is missing, and removes what writers that died have left: a living writer holds a lock on its file.
     pub(super) fn open(path: PathBuf, limit_bytes: u64) -> io::Result<Self> {
@@ -129,7 +132,7 @@ impl Folder {
                 // It was used since.
                 Ok(now) if now != modified => {}
                 Ok(_) if wanted.is_some_and(|(own, _)| *own == key) => {}
-                Ok(_) if wanted.is_some_and(|(_, time)| modified >= time) => {
+                Ok(_) if wanted.is_some_and(|(_, time)| modified >= time) && !is_from_the_future(modified) => {
                     listing.oldest.push_front((modified, file_bytes, key));
                     return false;
                 }
@@ -167,7 +170,7 @@ impl Folder {
             Some((meta.modified().ok()?, meta.len(), key))
         };
         let mut files: Vec<_> = entries.filter_map(file).collect();
-        files.sort_unstable();
+        files.sort_unstable_by_key(|&(modified, bytes, key)| (!is_from_the_future(modified), modified, bytes, key));
         listing.bytes = files.iter().map(|(_, bytes, _)| bytes).sum();
         listing.oldest = files.into();
     }
@@ -183,6 +186,11 @@ impl Folder {
         }
         self.count(|stats| stats.failed_folder_syncs += 1);
     }
+}
+
+/// Whether a clock was wrong when a file was used: by more than computers that share a folder differ. Such files would stay for ever.
+fn is_from_the_future(modified: SystemTime) -> bool {
+    modified.duration_since(SystemTime::now()).is_ok_and(|ahead| ahead > CLOCKS_DIFFER)
 }
 
 /// A time for the block at `place` of a chain that is used at `base`.

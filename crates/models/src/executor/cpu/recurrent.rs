@@ -85,6 +85,7 @@ impl<O: StepObserver> Running<'_, '_, O> {
         for segment in self.segments.iter_mut() {
             let rows = segment.tokens.len();
             let run = |StateStep { rows: all, before, after }: StateStep<'_>| {
+                debug_assert!(!all.is_empty(), "the state after it is written by its rows");
                 let mut before = Some(&before[part.clone()]);
                 for start in all.clone().step_by(part_rows) {
                     is_cancelled |= cancel.is_cancelled();
