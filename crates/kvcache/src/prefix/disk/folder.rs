@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::OsStr;
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process;
@@ -39,6 +39,9 @@ pub(super) struct Listing {
     /// Used longest ago first.
     oldest: VecDeque<(SystemTime, u64, Key)>,
 }
+
+/// So often a new file may be taken for one that was left, each time by another that opens the folder.
+const CREATE_TRIES: usize = 1000;
 
 /// Most that the clocks of computers that share a folder are apart.
 const CLOCKS_DIFFER: Duration = Duration::from_secs(60);
@@ -89,8 +92,31 @@ impl Folder {
         open_file(&self.file_path(key))
     }
 
-    /// A name for a file that is being written.
-    pub(super) fn unfinished_path(&self) -> PathBuf {
+    /// A file that is being written, under a lock that says that its writer lives.
+    pub(super) fn create_unfinished(&self) -> io::Result<(PathBuf, File)> {
+        let mut tries = CREATE_TRIES;
+        loop {
+            let path = self.unfinished_path();
+            match OpenOptions::new().write(true).create_new(true).open(&path) {
+                Ok(file) => {
+                    // Who opens the folder right now may have taken the file for one that was left, before it was locked.
+                    file.lock()?;
+                    if path.try_exists()? {
+                        return Ok((path, file));
+                    }
+                }
+                // A process with the same number, of another container or computer.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error),
+            }
+            tries -= 1;
+            if tries == 0 {
+                return Err(io::Error::other(format!("{CREATE_TRIES} new files in a row were removed by others")));
+            }
+        }
+    }
+
+    fn unfinished_path(&self) -> PathBuf {
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
         let nanos = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.subsec_nanos());
         self.path.join(format!("{}-{number}-{nanos}.{UNFINISHED}", process::id()))

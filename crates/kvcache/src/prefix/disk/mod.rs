@@ -8,7 +8,7 @@ mod format;
 mod writer;
 
 use std::collections::{HashMap, HashSet};
-use std::fs::{self, File, FileTimes, OpenOptions};
+use std::fs::{self, File, FileTimes};
 use std::io::{self, Seek};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -330,10 +330,8 @@ impl Files {
         if !self.folder.make_room(bytes.saturating_sub(old_bytes), Some((&block.key, time)), &mut removed) {
             return Ok(false);
         }
-        let path = self.folder.unfinished_path();
+        let (path, file) = self.folder.create_unfinished()?;
         let write = |old| -> Result<Parts, Fault> {
-            let file = OpenOptions::new().write(true).create_new(true).open(&path)?;
-            file.try_lock().map_err(io::Error::from)?;
             let held = self.format.write(&block.key, parts, old, &file)?;
             // A time that cannot be set costs no result.
             let _ = file.set_times(FileTimes::new().set_modified(time));
@@ -351,7 +349,7 @@ impl Files {
                 Ok(true)
             }
             Err(fault) => {
-                // What was not created cannot be removed.
+                // Where it cannot be removed, the next one that opens the folder tries again.
                 let _ = fs::remove_file(&path);
                 match fault {
                     Fault::Io(error) => Err(error),

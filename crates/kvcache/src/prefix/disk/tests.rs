@@ -52,6 +52,27 @@ fn a_full_queue_waits_and_leaves_nothing_out() {
     assert!((1..=20).contains(&stats.folder_syncs), "{stats:?}");
 }
 
+/// Whoever opens a folder removes what dead writers left there, and may see a living one's file before it is locked.
+#[test]
+fn a_folder_that_is_opened_while_blocks_are_written_loses_none() {
+    let (ledger, folder) = (Ledger::new(Budget::Unlimited), tempfile::tempdir().unwrap());
+    let disk = open(folder.path(), u64::MAX);
+    let (blocks, is_done) = (blocks(&ledger, 200), AtomicBool::new(false));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_done.load(Ordering::Relaxed) {
+                Folder::open(folder.path().to_owned(), 1 << 30).unwrap();
+            }
+        });
+        disk.write(blocks);
+        disk.finish(&|| false);
+        is_done.store(true, Ordering::Relaxed);
+    });
+    let stats = disk.stats();
+    assert_eq!((stats.files_written, stats.left_out_for_fault), (200, 0), "{stats:?}");
+    assert!((0..200).all(|place| disk.parts(&Key([place; 32])) != Parts::NONE));
+}
+
 #[test]
 fn a_block_larger_than_the_queue_is_written_alone() {
     let (ledger, folder) = (Ledger::new(Budget::Unlimited), tempfile::tempdir().unwrap());
