@@ -100,13 +100,13 @@ impl Question<'_> {
     fn answer(&self) -> Answer {
         let Self { args, priced, limit } = self;
         let (context, max_tokens) = (args.context.get(), args.max_tokens);
-        let needs = self.needs(context);
+        let needs = self.needs(context, max_tokens);
         let budget = limit.bytes.unwrap_or(u64::MAX);
         let (weights_bytes, overhead_bytes) = (priced.weights_bytes(), priced.overhead_bytes(context));
         let resident_bytes = weights_bytes.saturating_add(overhead_bytes);
         // As admission chooses it.
         let max_rows = needs.max_chunk_rows(*priced, context + max_tokens, budget.saturating_sub(resident_bytes));
-        let kv_bytes = priced.kv_bytes_in_chunks(context + max_tokens, max_rows);
+        let kv_bytes = priced.kv_bytes_in_chunks(needs.kv_tokens(context + max_tokens), max_rows);
         let smallest_budget_bytes = self.smallest_budget(context, max_tokens);
         let fits = smallest_budget_bytes <= budget;
         let held = resident_bytes.saturating_add(kv_bytes);
@@ -145,11 +145,11 @@ impl Question<'_> {
         }
     }
 
-    /// What a prompt of this length wants.
-    fn needs(&self, prompt_tokens: usize) -> Needs {
+    /// What a prompt of this length wants, with such an answer.
+    fn needs(&self, prompt_tokens: usize, max_tokens: usize) -> Needs {
         Needs {
             prompt_tokens,
-            max_tokens: Some(self.args.max_tokens),
+            max_tokens: Some(max_tokens),
             context_length: self.priced.trained_context.unwrap_or(usize::MAX),
             chunk_rows: self.args.chunk.fixed_rows(),
             all_logits: false,
@@ -160,7 +160,7 @@ impl Question<'_> {
     fn smallest_budget(&self, prompt_tokens: usize, max_tokens: usize) -> u64 {
         let priced = self.priced;
         let weights = priced.weights_bytes();
-        let needs = self.needs(prompt_tokens);
+        let needs = self.needs(prompt_tokens, max_tokens);
         let total = needs.total(priced, prompt_tokens + max_tokens).unwrap_or(u64::MAX);
         let admitted = weights.saturating_add(priced.overhead_bytes(prompt_tokens)).saturating_add(total);
         let loading = priced.loading_bytes.max(priced.weights_loading_bytes(self.args.engine.quantize.is_some()));

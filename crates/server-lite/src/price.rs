@@ -78,9 +78,17 @@ pub(crate) struct Needs {
 }
 
 impl Needs {
+    /// Tokens of a context, prompt and answer, whose keys and values are held at its end: no pass reads the last one of an answer.
+    pub(crate) const fn kv_tokens(&self, context_tokens: usize) -> usize {
+        match self.max_tokens {
+            Some(0) => context_tokens,
+            _ => context_tokens.saturating_sub(1),
+        }
+    }
+
     /// Bytes of KV and of the smallest passes for a context, in chunks of the fewest rows; `None` past 64 bits.
     pub(crate) fn total(&self, profile: &dyn ChunkPriced, context_tokens: usize) -> Option<u64> {
-        let kv_bytes = profile.kv_bytes_in_chunks(context_tokens, self.floor_rows());
+        let kv_bytes = profile.kv_bytes_in_chunks(self.kv_tokens(context_tokens), self.floor_rows());
         kv_bytes.checked_add(self.smallest_transient(profile, context_tokens))
     }
 
@@ -111,7 +119,7 @@ impl Needs {
         if let Some(rows) = self.chunk_rows {
             return rows;
         }
-        let kv_bytes = |rows: usize| profile.kv_bytes_in_chunks(context_tokens, rows);
+        let kv_bytes = |rows: usize| profile.kv_bytes_in_chunks(self.kv_tokens(context_tokens), rows);
         let fits = |rows: usize| {
             let transient_bytes = self.transient_in_chunks(profile, context_tokens, rows);
             kv_bytes(rows).checked_add(transient_bytes).is_some_and(|bytes| bytes <= free_bytes)
@@ -134,7 +142,8 @@ impl Needs {
         let logit_rows = |rows| if self.all_logits { rows } else { 1 };
         let passes = [(floor, 0), (floor, logit_rows(floor)), (tail, logit_rows(tail)), (1, 1)];
         let of = |(rows, logit_rows)| {
-            profile.transient_bytes(&Pass { rows, start: context_tokens.saturating_sub(rows), logit_rows })
+            let start = self.kv_tokens(context_tokens).saturating_sub(rows);
+            profile.transient_bytes(&Pass { rows, start, logit_rows })
         };
         passes.into_iter().filter(|(rows, _)| *rows > 0).map(of).max().unwrap_or(0)
     }
@@ -253,7 +262,7 @@ mod tests {
     #[test]
     fn windows_are_priced_for_the_most_rows_of_which_a_chunk_fits_beside_them() {
         let windowed = Windowed { window_bytes: 1_000 };
-        let price = |rows: u64| 10 * 2_001 + 1_000 * (rows + 100) + 100 * rows;
+        let price = |rows: u64| 10 * 2_000 + 1_000 * (rows + 100) + 100 * rows;
         let rows = |free_bytes| needs(None).max_chunk_rows(&windowed, 2_001, free_bytes);
         assert_eq!((rows(u64::MAX), rows(price(512)), rows(price(512) - 1)), (512, 512, 448));
         assert_eq!((rows(price(192)), rows(price(192) - 1), rows(price(64)), rows(0)), (192, 128, 64, 64));
@@ -261,9 +270,18 @@ mod tests {
     }
 
     #[test]
+    fn the_last_token_of_an_answer_has_no_keys_and_values() {
+        let plain = Windowed { window_bytes: 0 };
+        let total = |max_tokens, context| Needs { max_tokens, ..needs(None) }.total(&plain, context).unwrap();
+        assert_eq!(total(Some(0), 2_000), 10 * 2_000 + 6_400);
+        assert_eq!(total(Some(1), 2_001), total(Some(0), 2_000));
+        assert_eq!((total(Some(9), 2_009), total(None, 2_009)), (10 * 2_008 + 6_400, 10 * 2_008 + 6_400));
+    }
+
+    #[test]
     fn without_windows_nothing_is_gained_by_a_lower_most() {
         let plain = Windowed { window_bytes: 0 };
-        assert_eq!(needs(None).max_chunk_rows(&plain, 2_001, 10 * 2_001 + 6_400), 512);
+        assert_eq!(needs(None).max_chunk_rows(&plain, 2_001, 10 * 2_000 + 6_400), 512);
     }
 
     #[test]

@@ -54,16 +54,12 @@ pub(super) struct Admission {
     pub(super) kv_bytes: u64,
     /// Pays for the smallest chunk and for every decode step.
     pub(super) transient: Reservation,
+    /// Tokens whose keys and values are paid for: prompt and answer without its last, which no pass reads.
+    pub(super) kv_tokens: usize,
     kv: Option<Reservation>,
-    context_tokens: usize,
 }
 
 impl Admission {
-    /// Prompt and answer together.
-    pub(super) fn context_tokens(&self) -> usize {
-        self.context_tokens
-    }
-
     /// The reservation for keys and values, for their owner.
     pub(super) fn take_kv(&mut self) -> Reservation {
         self.kv.take().expect("taken once, by the sequence")
@@ -252,7 +248,7 @@ impl Budget {
             return Ok(());
         }
         let needed_bytes = needs.total(profile, at_least).unwrap_or(u64::MAX);
-        let longest = Longest::of(longest_that_fits(at_least, fits));
+        let longest = longest(needs, longest_that_fits(at_least, fits));
         Err(match self.shortfall_of(left, PROMPT, needed_bytes, longest) {
             AppError::DoesNotFit(shortfall) => {
                 let chunk_rows = needs.largest_chunk(profile, at_least, left.bytes);
@@ -280,16 +276,15 @@ impl Budget {
                 "prompt and answer are {context} tokens, the model was trained for {trained}: expect nonsense"
             );
         }
-        // The last token of an answer is never fed back, but its place is cheap and the arithmetic plain.
-        let context_tokens = context;
-        let max_chunk_rows = needs.max_chunk_rows(profile, context_tokens, left.bytes);
-        let kv_bytes = profile.kv_bytes_in_chunks(context_tokens, max_chunk_rows);
+        let kv_tokens = needs.kv_tokens(context);
+        let max_chunk_rows = needs.max_chunk_rows(profile, context, left.bytes);
+        let kv_bytes = profile.kv_bytes_in_chunks(kv_tokens, max_chunk_rows);
         let kv = self.reserve_of_budget(Kind::Kv, kv_bytes, PROMPT, Longest::Unknown)?;
-        let transient_bytes = needs.smallest_transient(profile, context_tokens);
+        let transient_bytes = needs.smallest_transient(profile, context);
         let transient =
             self.reserve_of_budget(Kind::Transient, transient_bytes, "the smallest chunk", Longest::Unknown)?;
         let is_cut = max_tokens < wanted_tokens;
-        Ok(Admission { max_tokens, is_cut, max_chunk_rows, kv_bytes, transient, kv: Some(kv), context_tokens })
+        Ok(Admission { max_tokens, is_cut, max_chunk_rows, kv_bytes, transient, kv: Some(kv), kv_tokens })
     }
 
     /// The longest context, less than `failed_tokens`, that admission would take in `room` once `held_bytes` of this run are given back.
@@ -303,7 +298,7 @@ impl Budget {
     ) -> Longest {
         let free_bytes = self.left_in(room, held_bytes);
         let fits = |context| fits(needs, profile, context, free_bytes);
-        Longest::of(longest_that_fits(failed_tokens.saturating_sub(1), fits))
+        longest(needs, longest_that_fits(failed_tokens.saturating_sub(1), fits))
     }
 }
 
@@ -316,6 +311,11 @@ const PROMPT: &str = "the prompt with its answer";
 /// Whether `free_bytes` pay for a context, in chunks of the fewest rows.
 fn fits(needs: &Needs, profile: &dyn ChunkPriced, context_tokens: usize, free_bytes: u64) -> bool {
     needs.total(profile, context_tokens).is_some_and(|bytes| bytes <= free_bytes)
+}
+
+/// The longest context that fits; one without keys and values holds no prompt.
+fn longest(needs: &Needs, context_tokens: usize) -> Longest {
+    Longest::of(if needs.kv_tokens(context_tokens) == 0 { 0 } else { context_tokens })
 }
 
 /// What a user should know of a budget before the run, in a sentence; `None` if there is nothing.
@@ -402,8 +402,10 @@ mod tests {
         let max_tokens = |bytes, prompt| budget(bytes).admit(&needs(prompt, None), &Plain).map(|a| a.max_tokens).ok();
         assert_eq!(max_tokens(1 << 30, 100), Some(1024));
         assert_eq!(max_tokens(1 << 30, 8000), Some(192)); // the trained context ends
-        assert_eq!(max_tokens(6400 + 10 * 300, 100), Some(200));
-        assert_eq!(max_tokens(6400 + 10 * 100, 100), None);
+        // The last token of an answer has no keys and values.
+        assert_eq!(max_tokens(6400 + 10 * 300, 100), Some(201));
+        assert_eq!(max_tokens(6400 + 10 * 100, 100), Some(1));
+        assert_eq!(max_tokens(6400 + 10 * 100 - 1, 100), None);
     }
 
     #[test]
@@ -413,15 +415,16 @@ mod tests {
             Err(AppError::DoesNotFit(shortfall)) => (shortfall.needed_bytes, shortfall.longest),
             other => panic!("{other:?}"),
         };
-        assert_eq!(refused(6400 + 10 * 150, 100, 100), (6400 + 10 * 200, Longest::Tokens(150)));
-        assert_eq!(refused(6400, 100, 1), (6400 + 10 * 101, Longest::Nothing));
+        assert_eq!(refused(6400 + 10 * 150, 100, 100), (6400 + 10 * 199, Longest::Tokens(151)));
+        assert_eq!(refused(6400 + 10 * 150, 200, 0), (6400 + 10 * 200, Longest::Tokens(150)));
+        assert_eq!(refused(6400, 100, 1), (6400 + 10 * 100, Longest::Nothing));
     }
 
     #[test]
     fn what_was_admitted_is_reserved_and_comes_back() {
         let mut budget = budget(100_000);
         let admission = budget.admit(&needs(100, Some(100)), &Plain).unwrap();
-        assert_eq!(budget.ledger.usage().reserved_bytes(), 2000 + 6400);
+        assert_eq!(budget.ledger.usage().reserved_bytes(), 1990 + 6400);
         drop(admission);
         assert_eq!(budget.ledger.usage().reserved_bytes(), 0);
     }
@@ -432,13 +435,13 @@ mod tests {
             Err(AppError::DoesNotFit(shortfall)) => *shortfall,
             other => panic!("{:?}", other.map(|admission| admission.max_tokens)),
         };
-        // 150 tokens of context fit, and what page tables take.
+        // Keys and values of 150 tokens fit, and what page tables take.
         let bytes = 6400 + 10 * 150;
         let shortfall = refused(machine(bytes + bytes / 512 + 1));
-        assert_eq!(shortfall.longest, Longest::Tokens(150));
+        assert_eq!(shortfall.longest, Longest::Tokens(151));
         let Bound::Machine(room) = &shortfall.bound else { panic!("{shortfall:?}") };
         assert!(shortfall.needed_bytes > room.left_bytes(), "{shortfall:?}");
-        assert_eq!(shortfall.needed_bytes, 6400 + 2000 + 17 + LAST_RESERVE_BYTES);
+        assert_eq!(shortfall.needed_bytes, 6400 + 1990 + 17 + LAST_RESERVE_BYTES);
 
         let both =
             |budget_bytes, usable_bytes| Budget { machine: machine(usable_bytes).machine, ..budget(budget_bytes) };
@@ -446,7 +449,7 @@ mod tests {
         assert!(both(1 << 20, 1 << 20).admit(&needs(100, Some(100)), &Plain).is_ok());
         // An open answer takes what the machine has.
         let open = machine(bytes + bytes / 512 + 1).admit(&needs(100, None), &Plain).unwrap();
-        assert_eq!((open.max_tokens, open.is_cut), (50, true));
+        assert_eq!((open.max_tokens, open.is_cut), (51, true));
         let whole = machine(1 << 20).admit(&needs(100, None), &Plain).unwrap();
         assert_eq!((whole.max_tokens, whole.is_cut), (1024, false));
     }

@@ -149,7 +149,7 @@ fn on_cpu<O: StepObserver>(mut job: Job<'_>, executor: CpuExecutor, observer: O)
     let spec = settings.kv_spec(model.architecture());
     let kv = admission.take_kv();
     let kv_fault = |source| ExecError::Kv { layer: 0, source };
-    let mut sequence = Sequence::new(&spec, admission.context_tokens(), kv).map_err(kv_fault)?;
+    let mut sequence = Sequence::new(&spec, admission.kv_tokens, kv).map_err(kv_fault)?;
     synthetic::fill(&mut sequence, &spec, job.args.synthetic_kv)?;
     let routes = executor.routes(job.prompt.len());
     let mut session = CpuSession::new(executor, sequence, observer);

@@ -605,9 +605,9 @@ fn the_text_says_what_would_help_and_how_sure_it_is() {
         let told = text(1_000, 0, 4096 * MIB, more);
         assert!(told.contains(part), "{part}: {told}");
     }
-    // A block of keys and values is 64 tokens: what is between two of them is the same.
+    // A block of keys and values is 64 tokens, and the last of an answer has none.
     let told = text(64, 1_000, least(64, 128, &["--kv-dtype", "f32"]) + 2 * MIB, &["--kv-dtype", "f32"]);
-    assert!(told.contains("With -n 128 or less this prompt fits."), "{told}");
+    assert!(told.contains("With -n 129 or less this prompt fits."), "{told}");
 }
 
 #[test]
