@@ -6,6 +6,7 @@ mod ceiling;
 mod error;
 mod estimate;
 mod ledger;
+mod mounts;
 mod pressure;
 mod probe;
 mod profile;
@@ -26,6 +27,7 @@ pub use {
         peak_bytes,
     },
     ledger::{Budget, Canceller, Evict, Kind, Ledger, Reservation, Ticket, Usage},
+    mounts::is_in_memory,
     pressure::{FixedMachine, Machine, Pressure, PressureGauge, Room, SystemMachine, Watermarks},
     probe::{FixedProbe, LinuxProbe, MemorySample, Probe, ProcessMemory, Regions, system_probe},
     profile::{Pass, Profile},

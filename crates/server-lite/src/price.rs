@@ -64,6 +64,15 @@ impl ChunkPriced for CpuProfile<'_> {
     }
 }
 
+/// The chunks of a prompt while so much memory is free for them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Chunks {
+    /// Rows of the first one.
+    pub(crate) rows: usize,
+    /// The most that one of them, or a decode step, takes.
+    pub(crate) transient_bytes: u64,
+}
+
 /// What a prompt wants of a model.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Needs {
@@ -147,18 +156,7 @@ impl Needs {
         };
         passes.into_iter().filter(|(rows, _)| *rows > 0).map(of).max().unwrap_or(0)
     }
-}
 
-/// The chunks of a prompt while so much memory is free for them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Chunks {
-    /// Rows of the first one.
-    pub(crate) rows: usize,
-    /// The most that one of them, or a decode step, takes.
-    pub(crate) transient_bytes: u64,
-}
-
-impl Needs {
     /// The chunks that prefill takes with `headroom_bytes` for transients, which must cover the smallest ones: each the largest that
     /// fits, up to `max_rows` rows, as the driver chooses it. Runs of equal chunks are skipped by bisection: a plan costs no less at a later
     /// place.

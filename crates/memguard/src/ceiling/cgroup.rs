@@ -7,6 +7,7 @@ use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use super::{Ceiling, CeilingSource};
+use crate::mounts::{Mount, mounts};
 
 /// Version 1 says "no limit" by a huge number (`i64::MAX` rounded down to a page). No machine has this much.
 const V1_UNLIMITED_BYTES: u64 = 1 << 62;
@@ -19,7 +20,7 @@ enum Version {
 
 /// A mounted hierarchy that can limit memory.
 #[derive(Debug, PartialEq, Eq)]
-struct Mount {
+struct Hierarchy {
     version: Version,
     /// The group that is seen at `point`.
     root: String,
@@ -30,7 +31,7 @@ pub(super) fn ceilings(root: &Path) -> Vec<Ceiling> {
     let read = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default();
     let groups = read("proc/self/cgroup");
     let mut found = Vec::new();
-    for mount in mounts(&read("proc/self/mountinfo")) {
+    for mount in hierarchies(&read("proc/self/mountinfo")) {
         let Some(group) = group_of(&groups, mount.version) else {
             continue;
         };
@@ -60,34 +61,20 @@ fn group_of(text: &str, version: Version) -> Option<&str> {
 }
 
 /// The hierarchies that can limit memory, from the text of `/proc/self/mountinfo`.
-fn mounts(text: &str) -> Vec<Mount> {
-    text.lines().filter_map(mount).collect()
-}
-
-fn mount(line: &str) -> Option<Mount> {
-    // id parent major:minor root point options [optional...] - type source super-options
-    let (left, right) = line.split_once(" - ")?;
-    let mut left = left.split(' ').skip(3);
-    let (root, point) = (left.next()?, left.next()?);
-    let mut right = right.split(' ');
-    let (kind, _source, options) = (right.next()?, right.next()?, right.next()?);
-    let version = match kind {
-        "cgroup2" => Version::V2,
-        "cgroup" if options.split(',').any(|option| option == "memory") => Version::V1,
-        _ => return None,
+fn hierarchies(text: &str) -> Vec<Hierarchy> {
+    let hierarchy = |mount: Mount<'_>| {
+        let version = match mount.kind {
+            "cgroup2" => Version::V2,
+            "cgroup" if mount.options.split(',').any(|option| option == "memory") => Version::V1,
+            _ => return None,
+        };
+        Some(Hierarchy { version, root: mount.root, point: mount.point })
     };
-    Some(Mount { version, root: unescape(root), point: PathBuf::from(unescape(point)) })
-}
-
-/// `mountinfo` writes space, tab, newline and backslash as three octal digits after a backslash.
-fn unescape(text: &str) -> String {
-    [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
-        .into_iter()
-        .fold(text.to_owned(), |text, (from, to)| text.replace(from, to))
+    mounts(text).filter_map(hierarchy).collect()
 }
 
 /// The folders of `group` and of every group above it that the mount shows, innermost first.
-fn dirs(mount: &Mount, group: &str) -> Vec<PathBuf> {
+fn dirs(mount: &Hierarchy, group: &str) -> Vec<PathBuf> {
     let group = Path::new(group);
     // In a container the mount may show the container's group as its root, while the process still sees the host's path.
     let below = group.strip_prefix(&mount.root).unwrap_or(Path::new(""));
@@ -154,15 +141,15 @@ mod tests {
             35 31 0:32 /docker/1 /sys/fs/cgroup/memory rw shared:9 - cgroup cgroup rw,memory\n\
             41 31 0:38 / /sys/fs/c\\040group rw,relatime - cgroup2 cgroup2 rw\nnonsense\n";
         let want = [
-            Mount { version: Version::V1, root: "/docker/1".into(), point: "/sys/fs/cgroup/memory".into() },
-            Mount { version: Version::V2, root: "/".into(), point: "/sys/fs/c group".into() },
+            Hierarchy { version: Version::V1, root: "/docker/1".into(), point: "/sys/fs/cgroup/memory".into() },
+            Hierarchy { version: Version::V2, root: "/".into(), point: "/sys/fs/c group".into() },
         ];
-        assert_eq!(mounts(text), want);
+        assert_eq!(hierarchies(text), want);
     }
 
     #[test]
     fn every_level_up_to_the_mount_is_visited() {
-        let mount = Mount { version: Version::V2, root: "/".into(), point: "/g".into() };
+        let mount = Hierarchy { version: Version::V2, root: "/".into(), point: "/g".into() };
         assert_eq!(dirs(&mount, "/a/b"), [Path::new("/g/a/b"), Path::new("/g/a"), Path::new("/g")]);
         assert_eq!(dirs(&mount, "/"), [Path::new("/g/")]);
         assert_eq!(dirs(&mount, "/../x"), [Path::new("/g/")]);
@@ -170,7 +157,7 @@ mod tests {
 
     #[test]
     fn a_container_that_sees_the_hosts_path_is_found_at_its_own_root() {
-        let mount = Mount { version: Version::V1, root: "/docker/1".into(), point: "/g".into() };
+        let mount = Hierarchy { version: Version::V1, root: "/docker/1".into(), point: "/g".into() };
         assert_eq!(dirs(&mount, "/docker/1/sub"), [Path::new("/g/sub"), Path::new("/g")]);
         assert_eq!(dirs(&mount, "/elsewhere"), [Path::new("/g/")]);
     }

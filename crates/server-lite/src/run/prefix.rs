@@ -4,6 +4,7 @@ use super::{answer::Job, budget::Budget};
 use crate::{cli::RunArgs, error::AppError, interrupt::interruptible};
 use plimsoll_attention::KV_BLOCK_TOKENS;
 use plimsoll_kvcache::{DiskOptions, KvSpec, PrefixCache, Snapshots};
+use plimsoll_memguard::is_in_memory;
 use plimsoll_models::{CpuSettings, ExecError, Model, Session, arch::Architecture};
 use plimsoll_prefill::{CancelToken, DEFAULT_MAX_ROWS};
 use std::{num::NonZeroUsize, ops::Deref, sync::Arc};
@@ -86,6 +87,13 @@ pub(super) fn open(
     let identity = interruptible(cancel, "hashing the weights", move || model.cache_identity(&settings))?;
     let fault = |source| AppError::File { doing: "use", path: folder.clone(), source };
     let cache = PrefixCache::with_disk(&budget.ledger, &spec, &identity, 0, &disk).map_err(fault)?;
+    if is_in_memory(folder) {
+        tracing::warn!(
+            "the files of --prefix-cache {} are memory, up to {} bytes that no budget counts: name a folder on a disk",
+            folder.display(),
+            disk.limit_bytes
+        );
+    }
     Ok(Some(RunCache { cache, cancel: cancel.clone() }))
 }
 

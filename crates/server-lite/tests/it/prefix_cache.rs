@@ -2,7 +2,7 @@
 
 use crate::{Folder, finish, golden, plimsoll, run_ids};
 use serde_json::Value;
-use std::fs;
+use std::{fs, path::Path};
 
 /// What must not change.
 fn result(json: &Value) -> (Value, Value) {
@@ -84,6 +84,32 @@ fn a_damaged_file_is_named_once_and_changes_no_result() {
     for cached in [64, 128, 192, 256] {
         let got = run_ids(&folder, &golden.model, &ids, &args).json();
         assert_eq!((result(&got), &got["prefill"]["cached_tokens"]), (result(&want), &Value::from(cached)));
+    }
+}
+
+#[test]
+fn a_folder_in_memory_is_warned_of() {
+    let Some(golden) = golden("tiny-one-row") else { return };
+    let (folder, shm) = (Folder::new(), Path::new("/dev/shm"));
+    let ids = folder.ids(&golden.ids);
+    let warnings = |cache: &Path| {
+        let model = golden.model.to_str().unwrap();
+        let mut command =
+            plimsoll(["run", "-m", model, "--token-ids", &ids, "-n", "1", "--prefix-cache-limit", "1MiB"]);
+        command.env("PLIMSOLL_PREFIX_CACHE", cache).env("PLIMSOLL_LOG", "warn");
+        let ran = finish(command);
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        ran.stderr.lines().filter(|line| line.contains("1048576 bytes that no budget counts")).count()
+    };
+    if plimsoll_memguard::is_in_memory(shm) {
+        let cache = tempfile::tempdir_in(shm).unwrap();
+        assert_eq!(warnings(cache.path()), 1);
+    }
+    let on_disk = folder.arg("cache");
+    let disk = Path::new(&on_disk);
+    fs::create_dir(disk).unwrap();
+    if !plimsoll_memguard::is_in_memory(disk) {
+        assert_eq!(warnings(disk), 0);
     }
 }
 
