@@ -8,7 +8,7 @@ use std::hint::black_box;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use plimsoll_attention::math::{Activation, exp_slice, glu};
 use plimsoll_attention::{
-    AttnParams, AttnShape, Isa, KV_BLOCK_TOKENS, KvBlock, KvDtype, KvLayout, KvView, Route, Settings,
+    AttnParams, AttnShape, Isa, KV_BLOCK_TOKENS, KvBlock, KvDtype, KvLayout, KvValues, KvView, Route, Settings,
 };
 
 const HEADS: usize = 9;
@@ -43,7 +43,8 @@ fn blocks(layout: &KvLayout, kv_len: usize) -> Vec<(Vec<Line>, Vec<Line>)> {
 fn attend(c: &mut Criterion, group: &str, dtype: KvDtype, rows: usize, kv_lens: &[usize], threads: usize) {
     let mut group = c.benchmark_group(group);
     for &kv_len in kv_lens {
-        let layout = KvLayout { kv_heads: KV_HEADS, head_dim: HEAD_DIM, v_head_dim: HEAD_DIM, dtype };
+        let layout =
+            KvLayout { kv_heads: KV_HEADS, head_dim: HEAD_DIM, v_head_dim: HEAD_DIM, dtype, values: KvValues::Own };
         let blocks = blocks(&layout, kv_len);
         let table: Vec<_> =
             blocks.iter().map(|(k, v)| KvBlock { k: bytemuck::cast_slice(k), v: bytemuck::cast_slice(v) }).collect();
@@ -56,6 +57,7 @@ fn attend(c: &mut Criterion, group: &str, dtype: KvDtype, rows: usize, kv_lens: 
             head_dim: HEAD_DIM,
             v_head_dim: HEAD_DIM,
             kv_dtype: dtype,
+            kv_values: KvValues::Own,
             window: None,
         };
         let route = Route::for_shape(&shape, &Settings { route: None, isa: Isa::detect(), threads });

@@ -10,7 +10,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use plimsoll_attention::{
-    AttnParams, AttnShape, Error, Isa, KV_BLOCK_TOKENS, KvBlock, KvDtype, KvLayout, KvView, Route, Settings,
+    AttnParams, AttnShape, Error, Isa, KV_BLOCK_TOKENS, KvBlock, KvDtype, KvLayout, KvValues, KvView, Route, Settings,
 };
 
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -43,12 +43,22 @@ impl Model {
     fn shape(&self, rows: usize, kv_len: usize) -> AttnShape {
         let Self { heads, kv_heads, head_dim, .. } = *self;
         let kv_dtype = KvDtype::Bf16;
-        AttnShape { rows, kv_len, heads, kv_heads, head_dim, v_head_dim: head_dim, kv_dtype, window: None }
+        AttnShape {
+            rows,
+            kv_len,
+            heads,
+            kv_heads,
+            head_dim,
+            v_head_dim: head_dim,
+            kv_dtype,
+            kv_values: KvValues::Own,
+            window: None,
+        }
     }
 
     fn layout(&self) -> KvLayout {
         let Self { kv_heads, head_dim, .. } = *self;
-        KvLayout { kv_heads, head_dim, v_head_dim: head_dim, dtype: KvDtype::Bf16 }
+        KvLayout { kv_heads, head_dim, v_head_dim: head_dim, dtype: KvDtype::Bf16, values: KvValues::Own }
     }
 
     /// Fused multiply-adds of the keys that the rows see.

@@ -10,7 +10,8 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use plimsoll_attention::{
-    AttnParams, AttnShape, Isa, KV_BLOCK_TOKENS, KvBlock, KvDtype, KvLayout, KvView, Route, RouteKind, Settings,
+    AttnParams, AttnShape, Isa, KV_BLOCK_TOKENS, KvBlock, KvDtype, KvLayout, KvValues, KvView, Route, RouteKind,
+    Settings,
 };
 
 /// Aligned bytes.
@@ -108,14 +109,23 @@ fn keys(
     kv_len: usize,
     options: &Options,
 ) {
-    let layout = KvLayout { kv_heads, head_dim, v_head_dim: head_dim, dtype };
+    let layout = KvLayout { kv_heads, head_dim, v_head_dim: head_dim, dtype, values: KvValues::Own };
     let blocks = blocks(&layout, kv_len);
     let block = |(k, v)| KvBlock { k: bytemuck::cast_slice(k), v: bytemuck::cast_slice(v) };
     let table: Vec<_> = blocks.iter().map(|(k, v): &(Vec<Line>, Vec<Line>)| block((k, v))).collect();
     let view = KvView::new(layout, &table, kv_len).expect("blocks of this layout");
     for &rows in options.rows.iter().filter(|&&rows| rows <= kv_len) {
-        let shape =
-            AttnShape { rows, kv_len, heads, kv_heads, head_dim, v_head_dim: head_dim, kv_dtype: dtype, window: None };
+        let shape = AttnShape {
+            rows,
+            kv_len,
+            heads,
+            kv_heads,
+            head_dim,
+            v_head_dim: head_dim,
+            kv_dtype: dtype,
+            kv_values: KvValues::Own,
+            window: None,
+        };
         for &route in &options.routes {
             // The reference is plain code whatever the instruction set.
             let isas = if route.1 == RouteKind::Reference { &options.isas[..1] } else { &options.isas };

@@ -6,7 +6,7 @@ mod portable;
 use candle_core::{DType, Device, Result, Tensor, bail};
 
 use crate::plan::Plan;
-use crate::{AttnShape, Error, Isa, KvDtype};
+use crate::{AttnShape, Error, Isa, KvDtype, KvValues};
 
 /// Which code runs a [`CausalAttention`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -139,7 +139,17 @@ impl CausalAttention {
         if !matches!(q.dtype(), DType::F32 | DType::F16 | DType::BF16) {
             bail!("queries in {:?}; f32, f16 or bf16 expected", q.dtype());
         }
-        let shape = AttnShape { rows, kv_len, heads, kv_heads, head_dim, v_head_dim, kv_dtype, window: self.window };
+        let shape = AttnShape {
+            rows,
+            kv_len,
+            heads,
+            kv_heads,
+            head_dim,
+            v_head_dim,
+            kv_dtype,
+            kv_values: KvValues::Own,
+            window: self.window,
+        };
         let checked = || {
             shape.check()?;
             if rows > kv_len || start > kv_len - rows {

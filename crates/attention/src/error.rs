@@ -1,6 +1,6 @@
 //! What a caller can get wrong, with the numbers that show it.
 
-use crate::{Isa, KvDtype};
+use crate::{Isa, KvDtype, KvValues};
 
 /// Why a view could not be made or a pass could not run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -22,6 +22,12 @@ pub enum Error {
     /// The view's number format is not the one the route was chosen for.
     #[error("the route was chosen for {expected:?} keys and values, the view has {actual:?}")]
     DtypeMismatch { expected: KvDtype, actual: KvDtype },
+    /// The view's values are not where the route was chosen for.
+    #[error("the route was chosen for {}, the view has {}", expected.name(), actual.name())]
+    ValuesMismatch { expected: KvValues, actual: KvValues },
+    /// Values that are the first elements of a key, and more than it has.
+    #[error("values of {v_head_dim} elements cannot be in keys of {head_dim}")]
+    ValuesPastKeys { head_dim: usize, v_head_dim: usize },
     /// Fewer blocks than `kv_len` needs.
     #[error("{kv_len} keys from block {first_block} on need {needed} KV blocks, {actual} were given")]
     MissingBlocks { kv_len: usize, first_block: usize, needed: usize, actual: usize },

@@ -1,6 +1,8 @@
-//! Where a call's keys and values come from: KV blocks, or plain rows that are packed into one block at a time.
+//! Where a call's keys and values come from: KV blocks, whose values may have to be transposed from the keys, or plain rows that are packed into
+//! one block at a time.
 
-use crate::{KV_BLOCK_TOKENS, KvBlock, KvDtype, KvLayout, KvView};
+use crate::transpose::transpose_values;
+use crate::{KV_BLOCK_TOKENS, KvBlock, KvDtype, KvLayout, KvValues, KvView};
 
 /// The keys and values of a call.
 #[derive(Debug, Clone, Copy)]
@@ -32,21 +34,32 @@ pub(crate) struct KvRows<'a> {
 }
 
 impl<'a> Keys<'a> {
-    /// Shape of the blocks that [`Keys::block`] gives.
+    /// Shape of the blocks that [`Keys::block`] gives; they always have values of their own.
     pub(crate) fn layout(&self) -> KvLayout {
         match self {
-            Self::Blocks(view) => *view.layout(),
+            Self::Blocks(view) => match view.layout().values {
+                KvValues::Own => *view.layout(),
+                KvValues::InKeys => KvLayout { kv_heads: 1, values: KvValues::Own, ..*view.layout() },
+            },
             Self::Rows(rows) => rows.layout,
         }
     }
 
-    /// The block of positions `64 * index ..` and the place of a KV head in it. Plain rows are packed into `packed`.
+    /// The block of positions `64 * index ..` and the place of a KV head in it. Plain rows are packed into `packed`, and values that are in the
+    /// keys are transposed into it.
     pub(crate) fn block<'b>(&self, index: usize, kv_head: usize, packed: &'b mut [f32]) -> (KvBlock<'b>, usize)
     where
         'a: 'b,
     {
         match self {
-            Self::Blocks(view) => (view.block(index), kv_head),
+            Self::Blocks(view) if view.layout().values == KvValues::Own => (view.block(index), kv_head),
+            Self::Blocks(view) => {
+                let [k, _] = self.stored(index, kv_head);
+                let v: &mut [u8] = &mut bytemuck::cast_slice_mut(packed)[..view.layout().v_head_bytes()];
+                let tokens = (view.kv_len() - index * KV_BLOCK_TOKENS).min(KV_BLOCK_TOKENS);
+                transpose_values(view.layout(), k, v, tokens);
+                (KvBlock { k, v }, 0)
+            }
             Self::Rows(rows) => (rows.pack(index, kv_head, bytemuck::cast_slice_mut(packed)), 0),
         }
     }

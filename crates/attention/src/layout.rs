@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 
+use crate::KvBlock;
 use crate::kernels::bf16_operand;
 
 /// Tokens in one KV block, at absolute positions `64 * block ..`.
@@ -37,11 +38,33 @@ impl KvDtype {
     }
 }
 
+/// Where the values of a layer are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum KvValues {
+    /// In V blocks of their own.
+    Own,
+    /// In the keys: a token's value is the first `v_head_dim` elements of its key, at most all of them. Nothing else is stored for it.
+    InKeys,
+}
+
+impl KvValues {
+    /// `values of their own` or `values in the keys`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Own => "values of their own",
+            Self::InKeys => "values in the keys",
+        }
+    }
+}
+
 /// Shape of the KV blocks of one layer.
 ///
 /// A 16-bit K block is `[kv_heads][ceil(head_dim / 2)][64 tokens][2]`, a V block `[kv_heads][32 token pairs][v_head_dim][2]`:
 /// one 32-bit load holds an even and an odd element of the summed axis, and outputs lie in SIMD lanes.
-/// An f32 K block is `[kv_heads][head_dim][64]`, a V block `[kv_heads][64][v_head_dim]`.
+/// An f32 K block is `[kv_heads][head_dim][64]`, a V block `[kv_heads][64][v_head_dim]`. With [`KvValues::InKeys`] there is no V block: a call
+/// transposes the values of one head of one block at a time into its scratch, where they lie as in a V block and give the same bits. That moves
+/// `64 * v_head_dim` elements once per block and tile of query rows, all query heads of the KV head taken together: little beside the
+/// products of a full tile, but more than those of a single row of a single head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct KvLayout {
     /// Key/value heads.
@@ -52,17 +75,47 @@ pub struct KvLayout {
     pub v_head_dim: usize,
     /// Stored number format.
     pub dtype: KvDtype,
+    /// Where the values are.
+    pub values: KvValues,
 }
 
 impl KvLayout {
+    /// The layout of multi-head latent attention in its absorbed form: one KV head whose key is the compressed latent of `kv_lora_rank`
+    /// elements and the rotated key of `qk_rope_head_dim` behind it, and whose value is the latent. DeepSeek V2, arXiv:2405.04434, section 2.1.
+    pub const fn latent(kv_lora_rank: usize, qk_rope_head_dim: usize, dtype: KvDtype) -> Self {
+        let head_dim = kv_lora_rank.saturating_add(qk_rope_head_dim);
+        Self { kv_heads: 1, head_dim, v_head_dim: kv_lora_rank, dtype, values: KvValues::InKeys }
+    }
+
+    /// Elements that one token's keys are written from: `kv_heads * head_dim`.
+    pub const fn k_row_elements(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    /// Elements that one token's values are written from: `kv_heads * v_head_dim`, or none where they are in the keys.
+    pub const fn v_row_elements(&self) -> usize {
+        match self.values {
+            KvValues::Own => self.kv_heads * self.v_head_dim,
+            KvValues::InKeys => 0,
+        }
+    }
+
     /// Bytes of the keys of one block; a multiple of 64.
     pub const fn k_block_bytes(&self) -> usize {
         self.kv_heads * self.k_head_elements() * self.dtype.bytes()
     }
 
-    /// Bytes of the values of one block; a multiple of 64.
+    /// Bytes of the values of one block; a multiple of 64, and 0 where they are in the keys.
     pub const fn v_block_bytes(&self) -> usize {
-        self.kv_heads * self.v_head_elements() * self.dtype.bytes()
+        match self.values {
+            KvValues::Own => self.kv_heads * self.v_head_bytes(),
+            KvValues::InKeys => 0,
+        }
+    }
+
+    /// Bytes of one head as it lies in a V block, stored or transposed.
+    pub(crate) const fn v_head_bytes(&self) -> usize {
+        self.v_head_elements() * self.dtype.bytes()
     }
 
     /// Elements of one head in a K block, the padding of an odd `head_dim` included.
@@ -96,8 +149,8 @@ impl KvLayout {
 
     /// Writes `rows` tokens into one block pair, from token `at` on.
     ///
-    /// `k`: `[rows, kv_heads, head_dim]`, `v`: `[rows, kv_heads, v_head_dim]`. The 16-bit formats round to nearest even;
-    /// bf16 stores magnitudes below 2^-50 as zero, which is what a product would read them as.
+    /// `k`: `[rows, kv_heads, head_dim]`, `v`: `[rows, kv_heads, v_head_dim]`, or empty as `v_block` is where the values are in the keys. The
+    /// 16-bit formats round to nearest even; bf16 stores magnitudes below 2^-50 as zero, which is what a product would read them as.
     ///
     /// # Panics
     /// If a slice has the wrong length, a block is not aligned to its elements, or `at + rows > 64`.
@@ -105,19 +158,17 @@ impl KvLayout {
         assert!(at + rows <= KV_BLOCK_TOKENS, "rows {at}..{at}+{rows} do not fit a KV block");
         assert_eq!(k_block.len(), self.k_block_bytes(), "K block bytes");
         assert_eq!(v_block.len(), self.v_block_bytes(), "V block bytes");
-        assert_eq!(k.len(), rows * self.kv_heads * self.head_dim, "K row elements");
-        assert_eq!(v.len(), rows * self.kv_heads * self.v_head_dim, "V row elements");
+        assert_eq!(k.len(), rows * self.k_row_elements(), "K row elements");
+        assert_eq!(v.len(), rows * self.v_row_elements(), "V row elements");
         match self.dtype {
-            KvDtype::F32 => {
-                self.write(bytemuck::cast_slice_mut(k_block), bytemuck::cast_slice_mut(v_block), at, k, v, |x| x);
-            }
+            KvDtype::F32 => self.write(elements(k_block), elements(v_block), at, k, v, |x| x),
             KvDtype::F16 => {
                 let encode = |x: f32| f16::from_f32(x).to_bits();
-                self.write(bytemuck::cast_slice_mut(k_block), bytemuck::cast_slice_mut(v_block), at, k, v, encode);
+                self.write(elements(k_block), elements(v_block), at, k, v, encode);
             }
             KvDtype::Bf16 => {
                 let encode = |x: f32| bf16::from_f32(bf16_operand(x)).to_bits();
-                self.write(bytemuck::cast_slice_mut(k_block), bytemuck::cast_slice_mut(v_block), at, k, v, encode);
+                self.write(elements(k_block), elements(v_block), at, k, v, encode);
             }
         }
     }
@@ -160,7 +211,8 @@ impl KvLayout {
             *x = self.k_element(k_block, i / self.head_dim, token, i % self.head_dim);
         }
         for (i, x) in v.iter_mut().enumerate() {
-            *x = self.v_element(v_block, i / self.v_head_dim, token, i % self.v_head_dim);
+            let block = KvBlock { k: k_block, v: v_block };
+            *x = self.v_element(block, i / self.v_head_dim, token, i % self.v_head_dim);
         }
     }
 
@@ -169,9 +221,12 @@ impl KvLayout {
         self.element(block, head * self.k_head_elements() + self.k_index(token, dim))
     }
 
-    /// One stored value element, as f32.
-    pub(crate) fn v_element(&self, block: &[u8], head: usize, token: usize, dim: usize) -> f32 {
-        self.element(block, head * self.v_head_elements() + self.v_index(token, dim))
+    /// One element of a value, as f32, from where it is stored.
+    pub(crate) fn v_element(&self, block: KvBlock<'_>, head: usize, token: usize, dim: usize) -> f32 {
+        match self.values {
+            KvValues::Own => self.element(block.v, head * self.v_head_elements() + self.v_index(token, dim)),
+            KvValues::InKeys => self.k_element(block.k, head, token, dim),
+        }
     }
 
     fn element(&self, block: &[u8], index: usize) -> f32 {
@@ -181,4 +236,9 @@ impl KvLayout {
             KvDtype::Bf16 => bytemuck::cast_slice::<u8, bf16>(block)[index].to_f32(),
         }
     }
+}
+
+/// The elements of a block; of none, wherever an empty slice points.
+fn elements<T: bytemuck::Pod>(block: &mut [u8]) -> &mut [T] {
+    if block.is_empty() { &mut [] } else { bytemuck::cast_slice_mut(block) }
 }

@@ -14,12 +14,13 @@ pub mod reference;
 mod route;
 mod split;
 mod tile;
+mod transpose;
 mod view;
 
 #[cfg(feature = "candle")]
 pub use candle::{CausalAttention, TensorRoute};
 pub use error::Error;
 pub use isa::Isa;
-pub use layout::{KV_BLOCK_TOKENS, KvDtype, KvLayout};
+pub use layout::{KV_BLOCK_TOKENS, KvDtype, KvLayout, KvValues};
 pub use route::{AttnParams, AttnShape, Route, RouteKind, Settings};
 pub use view::{KvBlock, KvView};

@@ -45,7 +45,7 @@ pub(crate) struct RowValues<'a> {
 impl RowValues<'_> {
     /// Element `dim` of the sum.
     pub(crate) fn sum(&self, dim: usize) -> f32 {
-        let value = |token| operand(self.layout.dtype, self.layout.v_element(self.block.v, self.head, token, dim));
+        let value = |token| operand(self.layout.dtype, self.layout.v_element(self.block, self.head, token, dim));
         product(self.visible.clone(), |token| self.p[token], value)
     }
 

@@ -1,7 +1,7 @@
 //! How a shape is cut into tiles, and how much scratch that takes.
 
 use crate::kernels::{PANEL, RowState};
-use crate::{AttnShape, KV_BLOCK_TOKENS, KvDtype, KvLayout};
+use crate::{AttnShape, KV_BLOCK_TOKENS, KvDtype, KvLayout, KvValues};
 
 /// From this many rows in a tile on, a 16-bit block is unpacked to f32 once for all of them.
 const UNPACK_ROWS: usize = 16;
@@ -30,7 +30,7 @@ pub(crate) struct Plan {
     pub(crate) unpack: bool,
     /// Whether tasks share out the blocks of a head, because there are too few heads and tiles to go round.
     pub(crate) split: bool,
-    /// Bytes of one head of a block, where blocks are packed from plain rows.
+    /// Bytes of one head of a block where blocks are packed from plain rows, or of its values where they are transposed from the keys.
     packed_bytes: usize,
     /// What the calls of fewer rows that are split take: more rows never take less.
     least_bytes: u64,
@@ -42,7 +42,7 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// The plan of a call over KV blocks.
+    /// The plan of a call over KV blocks; values that are in the keys have room in each task.
     pub(crate) fn new(shape: &AttnShape, threads: usize) -> Self {
         let group_size = shape.heads.checked_div(shape.kv_heads).unwrap_or(0);
         let kv_heads = shape.kv_heads.max(1);
@@ -73,7 +73,10 @@ impl Plan {
             tasks: threads.min(items).max(1),
             unpack,
             split,
-            packed_bytes: 0,
+            packed_bytes: match shape.kv_values {
+                KvValues::Own => 0,
+                KvValues::InKeys => head_layout(shape).v_head_bytes(),
+            },
             least_bytes,
             head_dim: shape.head_dim,
             v_columns: shape.v_head_dim.next_multiple_of(PANEL),
@@ -85,8 +88,7 @@ impl Plan {
     /// The plan of a call over plain rows, with room in each task for the block that it packs.
     #[cfg_attr(not(feature = "candle"), expect(dead_code, reason = "only the tensor API has plain rows"))]
     pub(crate) fn of_rows(shape: &AttnShape, threads: usize) -> Self {
-        let AttnShape { head_dim, v_head_dim, kv_dtype: dtype, .. } = *shape;
-        let layout = KvLayout { kv_heads: 1, head_dim, v_head_dim, dtype };
+        let layout = head_layout(shape);
         Self { packed_bytes: layout.k_block_bytes() + layout.v_block_bytes(), ..Self::new(shape, threads) }
     }
 
@@ -100,7 +102,7 @@ impl Plan {
         (((shared + self.task_floats() * self.tasks) * size_of::<f32>()) as u64).max(self.least_bytes)
     }
 
-    /// Lengths, in f32, of the parts of one task's scratch: packed block, K panels, V panels, queries, probabilities, outputs, states.
+    /// Lengths, in f32, of the parts of one task's scratch: packed block or values, K panels, V panels, queries, probabilities, outputs, states.
     pub(crate) fn parts(&self) -> [usize; 7] {
         let panels = if self.unpack { KV_BLOCK_TOKENS } else { 0 };
         // Queries and outputs are shared by the tasks of a split call.
@@ -134,4 +136,10 @@ impl Plan {
         [rows * self.head_dim, rows * self.v_columns, rows * state, waiting * self.v_columns, waiting * state]
             .map(|len| len.next_multiple_of(ALIGN))
     }
+}
+
+/// Layout of a block of one head, with values of its own.
+fn head_layout(shape: &AttnShape) -> KvLayout {
+    let AttnShape { head_dim, v_head_dim, kv_dtype: dtype, .. } = *shape;
+    KvLayout { kv_heads: 1, head_dim, v_head_dim, dtype, values: KvValues::Own }
 }

@@ -10,8 +10,8 @@ use crate::kernels::{Amx, Avx2, Avx512};
 use crate::keys::Keys;
 use crate::plan::Plan;
 use crate::tile;
-use crate::view::check_axis;
-use crate::{Error, Isa, KvDtype, KvView};
+use crate::view::{check_axis, check_values};
+use crate::{Error, Isa, KvDtype, KvValues, KvView};
 
 /// Shape of one attention call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -30,14 +30,17 @@ pub struct AttnShape {
     pub v_head_dim: usize,
     /// Number format of the KV blocks.
     pub kv_dtype: KvDtype,
+    /// Where the values of the KV blocks are.
+    pub kv_values: KvValues,
     /// Keys each row sees, itself included; `None` sees all before it.
     pub window: Option<usize>,
 }
 
 impl AttnShape {
-    /// Refuses axes of no elements or of too many, KV heads that do not divide the query heads, and a window of no tokens.
+    /// Refuses axes of no elements or of too many, KV heads that do not divide the query heads, values longer than the keys they are in, and a
+    /// window of no tokens.
     pub(crate) fn check(&self) -> Result<(), Error> {
-        let Self { heads, kv_heads, head_dim, v_head_dim, window, .. } = *self;
+        let Self { heads, kv_heads, head_dim, v_head_dim, kv_values, window, .. } = *self;
         for (axis, length) in
             [("heads", heads), ("kv_heads", kv_heads), ("head_dim", head_dim), ("v_head_dim", v_head_dim)]
         {
@@ -46,6 +49,7 @@ impl AttnShape {
         if !heads.is_multiple_of(kv_heads) {
             return Err(Error::HeadGroups { heads, kv_heads });
         }
+        check_values(kv_values, head_dim, v_head_dim)?;
         match window {
             Some(0) => Err(Error::Window { expected: window, actual: window }),
             _ => Ok(()),
@@ -108,6 +112,9 @@ impl Route {
     }
 
     /// Scratch bytes of a call of this shape, the same at every `kv_len`.
+    ///
+    /// With [`KvValues::InKeys`] each task has one more part of `64 * v_head_dim` elements, into which it transposes the values of a block once
+    /// for all rows and query heads of a tile.
     pub fn workspace_bytes(&self, shape: &AttnShape) -> u64 {
         match self.kind {
             RouteKind::Reference => 0,
@@ -224,6 +231,9 @@ impl Route {
         }
         if layout.dtype != self.shape.kv_dtype {
             return Err(Error::DtypeMismatch { expected: self.shape.kv_dtype, actual: layout.dtype });
+        }
+        if layout.values != self.shape.kv_values {
+            return Err(Error::ValuesMismatch { expected: self.shape.kv_values, actual: layout.values });
         }
         if params.window != window {
             return Err(Error::Window { expected: window, actual: params.window });

@@ -210,6 +210,7 @@ mod tests {
             head_dim: 64,
             v_head_dim: 64,
             kv_dtype,
+            kv_values: crate::KvValues::Own,
             window,
         };
         let plan = Plan::new(&shape, 2);

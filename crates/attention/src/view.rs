@@ -1,13 +1,13 @@
 //! A layer's keys and values as kernels read them: a table of borrowed blocks.
 
-use crate::{Error, KV_BLOCK_TOKENS, KvLayout};
+use crate::{Error, KV_BLOCK_TOKENS, KvLayout, KvValues};
 
-/// Keys and values of 64 consecutive tokens; each part starts at a multiple of 64 bytes.
+/// Keys and values of 64 consecutive tokens; each part that is not empty starts at a multiple of 64 bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct KvBlock<'a> {
     /// Keys, [`KvLayout::k_block_bytes`] long.
     pub k: &'a [u8],
-    /// Values, [`KvLayout::v_block_bytes`] long.
+    /// Values, [`KvLayout::v_block_bytes`] long: empty where they are in the keys.
     pub v: &'a [u8],
 }
 
@@ -24,7 +24,8 @@ impl<'a> KvView<'a> {
     /// A view whose first block holds position 0. Bytes at and past `kv_len` may hold anything.
     ///
     /// # Errors
-    /// [`Error::EmptyAxis`], [`Error::TooLarge`], [`Error::MissingBlocks`], [`Error::BlockBytes`], [`Error::BlockAlignment`].
+    /// [`Error::EmptyAxis`], [`Error::TooLarge`], [`Error::ValuesPastKeys`], [`Error::MissingBlocks`], [`Error::BlockBytes`],
+    /// [`Error::BlockAlignment`].
     pub fn new(layout: KvLayout, blocks: &'a [KvBlock<'a>], kv_len: usize) -> Result<Self, Error> {
         Self::from_block(layout, blocks, kv_len, 0)
     }
@@ -44,6 +45,7 @@ impl<'a> KvView<'a> {
         {
             check_axis(axis, length)?;
         }
+        check_values(layout.values, layout.head_dim, layout.v_head_dim)?;
         let needed = kv_len.div_ceil(KV_BLOCK_TOKENS).saturating_sub(first_block);
         if blocks.len() < needed {
             return Err(Error::MissingBlocks { kv_len, first_block, needed, actual: blocks.len() });
@@ -89,12 +91,21 @@ pub(crate) fn check_axis(axis: &'static str, length: usize) -> Result<(), Error>
     }
 }
 
+/// Refuses values that are part of a key and longer than it.
+pub(crate) fn check_values(values: KvValues, head_dim: usize, v_head_dim: usize) -> Result<(), Error> {
+    match values {
+        KvValues::InKeys if v_head_dim > head_dim => Err(Error::ValuesPastKeys { head_dim, v_head_dim }),
+        KvValues::Own | KvValues::InKeys => Ok(()),
+    }
+}
+
 fn check(block: usize, part: &'static str, bytes: &[u8], expected_bytes: usize) -> Result<(), Error> {
     if bytes.len() != expected_bytes {
         return Err(Error::BlockBytes { block, part, expected_bytes, actual_bytes: bytes.len() });
     }
     match bytes.as_ptr() as usize % 64 {
         0 => Ok(()),
+        _ if bytes.is_empty() => Ok(()),
         offset => Err(Error::BlockAlignment { block, part, offset }),
     }
 }

@@ -5,7 +5,7 @@
 mod counting;
 
 use candle_core::{DType, Device, Tensor};
-use plimsoll_attention::{AttnShape, CausalAttention, Isa, KvDtype, TensorRoute};
+use plimsoll_attention::{AttnShape, CausalAttention, Isa, KvDtype, KvValues, TensorRoute};
 
 /// What candle's product packs its operands into, on every thread it uses, and what it leaves to the shapes' own vectors.
 const PRODUCT_BYTES: u64 = 4 << 20;
@@ -37,6 +37,7 @@ fn memory_stays_within_the_workspace_at_every_length() {
                     head_dim: 128,
                     v_head_dim: 96,
                     kv_dtype: KvDtype::Bf16,
+                    kv_values: KvValues::Own,
                     window: None,
                 };
                 let (held, workspace) = measured(route, &shape, q_dtype);

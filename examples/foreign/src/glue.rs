@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device, Error, Result, Tensor};
 use candle_transformers::models::llama::Config;
-use plimsoll_attention::{AttnShape, CausalAttention, Isa, KvDtype, TensorRoute};
+use plimsoll_attention::{AttnShape, CausalAttention, Isa, KvDtype, KvValues, TensorRoute};
 use plimsoll_memguard::{Budget, Kind, Ledger};
 use plimsoll_prefill::{CancelToken, Chunk, ChunkTarget, Driver, DriverOptions, PrefillReport};
 
@@ -34,8 +34,8 @@ impl ChunkTarget for Prefill<'_> {
         let Config { num_attention_heads: heads, num_key_value_heads: kv_heads, .. } = self.model.config;
         let (hidden, ffn) = (self.model.config.hidden_size, self.model.config.intermediate_size);
         let (kv_len, head_dim) = (start + rows, hidden / heads);
-        let (v_head_dim, kv_dtype, window) = (head_dim, KvDtype::F32, None);
-        let shape = AttnShape { rows, kv_len, heads, kv_heads, head_dim, v_head_dim, kv_dtype, window };
+        let (v_head_dim, kv_dtype, kv_values, window) = (head_dim, KvDtype::F32, KvValues::Own, None);
+        let shape = AttnShape { rows, kv_len, heads, kv_heads, head_dim, v_head_dim, kv_dtype, kv_values, window };
         let attention = self.model.attention.workspace_bytes(TensorRoute::Tiled, 1, &shape, DType::F32);
         // The residual, its norm, and the widest of what hangs on them: gate, its activation, up and product, or q, k, v and output.
         let wide = (4 * ffn).max(4 * hidden + 4 * kv_heads * head_dim);

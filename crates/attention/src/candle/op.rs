@@ -7,7 +7,7 @@ use crate::keys::{Keys, KvRows, PlainRows};
 use crate::plan::Plan;
 use crate::route::run_on;
 use crate::tile::{Call, NEVER};
-use crate::{AttnParams, KvDtype, KvLayout};
+use crate::{AttnParams, KvDtype, KvLayout, KvValues};
 
 /// One call of the tiled kernels. `q` is contiguous f32, `k` and `v` have contiguous rows.
 pub(super) struct Tiled<'a> {
@@ -50,8 +50,13 @@ impl CustomOp3 for Tiled<'_> {
         let mut scratch: Vec<Line> = bytemuck::zeroed_vec(lines);
         let CausalAttention { scale, window, softcap, ref sinks, isa, .. } = *attention;
         let params = AttnParams { scale, window, softcap, sinks: sinks.as_deref() };
-        let layout =
-            KvLayout { kv_heads: 1, head_dim: shape.head_dim, v_head_dim: shape.v_head_dim, dtype: shape.kv_dtype };
+        let layout = KvLayout {
+            kv_heads: 1,
+            head_dim: shape.head_dim,
+            v_head_dim: shape.v_head_dim,
+            dtype: shape.kv_dtype,
+            values: KvValues::Own,
+        };
         let (q_len, out_len) = (q.len() / batch, out.len() / batch);
         for (b, (q, out)) in q.chunks_exact(q_len).zip(out.chunks_exact_mut(out_len)).enumerate() {
             let k = plain_rows(shape.kv_dtype, k, k_layout, b)?;

@@ -1,6 +1,6 @@
 //! The route and its workspace follow the shape.
 
-use plimsoll_attention::{AttnShape, Error, Isa, KvDtype, Route, RouteKind, Settings};
+use plimsoll_attention::{AttnShape, Error, Isa, KvDtype, KvValues, Route, RouteKind, Settings};
 
 use crate::support::{best, plain};
 
@@ -12,6 +12,7 @@ const SHAPE: AttnShape = AttnShape {
     head_dim: 64,
     v_head_dim: 64,
     kv_dtype: KvDtype::Bf16,
+    kv_values: KvValues::Own,
     window: None,
 };
 

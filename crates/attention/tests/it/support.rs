@@ -1,7 +1,8 @@
 //! Random calls over blocks whose unwritten bytes are NaN.
 
 use plimsoll_attention::{
-    AttnParams, AttnShape, Isa, KV_BLOCK_TOKENS, KvBlock, KvDtype, KvLayout, KvView, Route, RouteKind, Settings,
+    AttnParams, AttnShape, Isa, KV_BLOCK_TOKENS, KvBlock, KvDtype, KvLayout, KvValues, KvView, Route, RouteKind,
+    Settings,
 };
 use proptest::prelude::*;
 
@@ -68,7 +69,13 @@ impl Case {
     }
 
     pub(crate) fn layout(&self) -> KvLayout {
-        KvLayout { kv_heads: self.kv_heads, head_dim: self.head_dim, v_head_dim: self.v_head_dim, dtype: self.dtype }
+        KvLayout {
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            v_head_dim: self.v_head_dim,
+            dtype: self.dtype,
+            values: KvValues::Own,
+        }
     }
 
     pub(crate) fn shape(&self) -> AttnShape {
@@ -80,6 +87,7 @@ impl Case {
             head_dim: self.head_dim,
             v_head_dim: self.v_head_dim,
             kv_dtype: self.dtype,
+            kv_values: KvValues::Own,
             window: self.window,
         }
     }

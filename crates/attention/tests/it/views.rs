@@ -1,6 +1,6 @@
 //! Blocks keep what was written, and wrong calls say what is wrong.
 
-use plimsoll_attention::{AttnParams, AttnShape, Error, Isa, KvBlock, KvDtype, KvLayout, KvView, Route};
+use plimsoll_attention::{AttnParams, AttnShape, Error, Isa, KvBlock, KvDtype, KvLayout, KvValues, KvView, Route};
 use proptest::prelude::*;
 use std::sync::atomic::AtomicBool;
 
@@ -52,7 +52,7 @@ proptest! {
 
 #[test]
 fn bf16_blocks_hold_no_value_below_the_operand_floor() {
-    let layout = KvLayout { kv_heads: 1, head_dim: 4, v_head_dim: 1, dtype: KvDtype::Bf16 };
+    let layout = KvLayout { kv_heads: 1, head_dim: 4, v_head_dim: 1, dtype: KvDtype::Bf16, values: KvValues::Own };
     let (mut k_block, mut v_block) = (aligned(layout.k_block_bytes(), 0), aligned(layout.v_block_bytes(), 0));
     let floor = 2f32.powi(-50);
     // The next number below the floor would round up to it.
@@ -98,7 +98,7 @@ fn a_view_needs_enough_blocks_of_the_right_size_and_alignment() {
     assert_eq!(KvView::new(none, &table, 10).unwrap_err(), Error::EmptyAxis { axis: "head_dim" });
     // 64 times this length, and 4 bytes each, wrap to 256 bytes.
     let length = (1 << 56) + 1;
-    let wraps = KvLayout { kv_heads: 1, head_dim: length, v_head_dim: 16, dtype: KvDtype::F32 };
+    let wraps = KvLayout { kv_heads: 1, head_dim: length, v_head_dim: 16, dtype: KvDtype::F32, values: KvValues::Own };
     let error = Error::TooLarge { axis: "head_dim", length, maximum: 1 << 17 };
     assert_eq!(KvView::new(wraps, &table, 10).unwrap_err(), error);
 }

@@ -1,7 +1,7 @@
 //! The public API of the cache.
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
-use plimsoll_attention::{AttnParams, AttnShape, Isa, KV_BLOCK_TOKENS, Route, Settings};
+use plimsoll_attention::{AttnParams, AttnShape, Isa, KV_BLOCK_TOKENS, KvValues, Route, Settings};
 use plimsoll_kvcache::{BlockTable, Error, KvSpec, LayerSpec, RecurrentSpec, Sequence};
 use plimsoll_memguard::{Budget, Kind, Ledger};
 use proptest::prelude::*;
@@ -56,6 +56,7 @@ fn mean_of_values(sequence: &Sequence, layer: usize, kv_len: usize, table: &mut 
         head_dim: layout.head_dim,
         v_head_dim: layout.v_head_dim,
         kv_dtype: layout.dtype,
+        kv_values: KvValues::Own,
         window: None,
     };
     let route = Route::for_shape(

@@ -1,6 +1,6 @@
 //! Sequences of plain numbers in place of a model's: what a token leaves follows from the ids up to it.
 
-use plimsoll_attention::{AttnParams, AttnShape, Isa, KvDtype, KvLayout, KvView, Route, RouteKind, Settings};
+use plimsoll_attention::{AttnParams, AttnShape, Isa, KvDtype, KvLayout, KvValues, KvView, Route, RouteKind, Settings};
 use plimsoll_kvcache::{
     BlockTable, CacheIdentity, Error, KvLayerSpec, KvSpec, LayerSpec, PrefixCache, RecurrentSpec, Sequence, Snapshots,
     StateStep,
@@ -8,10 +8,14 @@ use plimsoll_kvcache::{
 use plimsoll_memguard::{Budget, Kind, Ledger};
 use std::num::NonZeroUsize;
 
-pub(crate) const FULL: KvLayerSpec =
-    KvLayerSpec { layout: KvLayout { kv_heads: 2, head_dim: 6, v_head_dim: 4, dtype: KvDtype::Bf16 }, window: None };
-pub(crate) const WINDOWED: KvLayerSpec =
-    KvLayerSpec { layout: KvLayout { kv_heads: 1, head_dim: 5, v_head_dim: 3, dtype: KvDtype::F32 }, window: Some(16) };
+pub(crate) const FULL: KvLayerSpec = KvLayerSpec {
+    layout: KvLayout { kv_heads: 2, head_dim: 6, v_head_dim: 4, dtype: KvDtype::Bf16, values: KvValues::Own },
+    window: None,
+};
+pub(crate) const WINDOWED: KvLayerSpec = KvLayerSpec {
+    layout: KvLayout { kv_heads: 1, head_dim: 5, v_head_dim: 3, dtype: KvDtype::F32, values: KvValues::Own },
+    window: Some(16),
+};
 
 pub(crate) const IDENTITY: CacheIdentity = CacheIdentity { model: [7; 32], contract: 1 };
 pub(crate) fn window(window: usize) -> LayerSpec {
@@ -54,11 +58,11 @@ pub(crate) fn try_run(sequence: &mut Sequence, tokens: &[u32], rows: usize) -> R
     let spec = sequence.spec().clone();
     for (layer, kind) in spec.layers.iter().enumerate() {
         match kind {
-            LayerSpec::Kv(KvLayerSpec { layout: KvLayout { kv_heads, head_dim, v_head_dim, .. }, .. }) => {
+            LayerSpec::Kv(KvLayerSpec { layout, .. }) => {
                 let make = |width: usize| -> Vec<f32> {
                     seeds.iter().flat_map(|&seed| (0..width).map(move |i| value(seed + layer, i))).collect()
                 };
-                let (k, v) = (make(kv_heads * head_dim), make(kv_heads * v_head_dim));
+                let (k, v) = (make(layout.k_row_elements()), make(layout.v_row_elements()));
                 sequence.append(layer, start, &k, &v, rows)?;
             }
             LayerSpec::Recurrent(_) => {
@@ -133,6 +137,7 @@ fn read(sequence: &Sequence, layer: usize, kv: &KvLayerSpec, kv_len: usize, tabl
         head_dim: layout.head_dim,
         v_head_dim: layout.v_head_dim,
         kv_dtype: layout.dtype,
+        kv_values: layout.values,
         window,
     };
     let settings = Settings { route: Some(RouteKind::Reference), isa: Isa::Scalar, threads: 1 };

@@ -1,7 +1,7 @@
 //! Layers with a window: what they hold, what they cost, and what is gone.
 
 use super::{append, mean_of_values, number, spec};
-use plimsoll_attention::{KvDtype, KvLayout};
+use plimsoll_attention::{KvDtype, KvLayout, KvValues};
 use plimsoll_kvcache::{BlockTable, Error, KvLayerSpec, KvSpec, Sequence};
 use plimsoll_memguard::{
     AttentionShape, Budget, ClosedForm, EstimateSettings, FeedForward, Kind, LayerShape, Ledger, Mixer, ModelShape,
@@ -10,7 +10,7 @@ use plimsoll_memguard::{
 
 /// Gemma 3 270M: every sixth of 18 layers sees all, the others 512 keys; one KV head of 256.
 fn gemma(max_chunk_rows: Option<usize>) -> KvSpec {
-    let layout = KvLayout { kv_heads: 1, head_dim: 256, v_head_dim: 256, dtype: KvDtype::Bf16 };
+    let layout = KvLayout { kv_heads: 1, head_dim: 256, v_head_dim: 256, dtype: KvDtype::Bf16, values: KvValues::Own };
     let layer = |layer: usize| KvLayerSpec { layout, window: (layer % 6 != 5).then_some(512) }.into();
     KvSpec::new((0..18).map(layer).collect()).with_max_chunk_rows(max_chunk_rows)
 }
@@ -91,7 +91,7 @@ fn kv_of_a_spec_and_of_the_closed_form_are_one_number() {
 #[test]
 fn every_chunking_stays_within_the_price_and_reads_what_it_wrote() {
     for (window, max_rows) in [(1, 3), (5, 1), (16, 100), (64, 64), (65, 63), (70, 7), (128, 200)] {
-        let layout = KvLayout { kv_heads: 1, head_dim: 5, v_head_dim: 3, dtype: KvDtype::F32 };
+        let layout = KvLayout { kv_heads: 1, head_dim: 5, v_head_dim: 3, dtype: KvDtype::F32, values: KvValues::Own };
         let spec =
             KvSpec::new(vec![KvLayerSpec { layout, window: Some(window) }.into()]).with_max_chunk_rows(Some(max_rows));
         let mut sequence = sequence_of(&spec, 500);

@@ -1,6 +1,6 @@
 //! Model architectures, one file each, and the registry that finds them by name.
 
-use plimsoll_attention::{KvDtype, KvLayout};
+use plimsoll_attention::{KvDtype, KvLayout, KvValues};
 use plimsoll_kvcache::{KvLayerSpec, KvSpec, LayerSpec, RecurrentSpec};
 use plimsoll_program::{Program, Slot};
 
@@ -70,6 +70,7 @@ impl Architecture {
                     head_dim: shape.head_dim,
                     v_head_dim: shape.v_head_dim,
                     dtype,
+                    values: KvValues::Own,
                 },
                 window: shape.window,
             }),

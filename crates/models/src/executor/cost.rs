@@ -9,7 +9,7 @@ use crate::{
     },
     model::WeightTypes,
 };
-use plimsoll_attention::{AttnShape, KvDtype, Route};
+use plimsoll_attention::{AttnShape, KvDtype, KvValues, Route};
 use plimsoll_kvcache::{KvSpec, Snapshots};
 use plimsoll_linear::WeightType;
 use plimsoll_program::{CostModel, Dims, HeadOrder, Op, Program, Slot};
@@ -154,6 +154,7 @@ pub(crate) fn attn_shape(
         head_dim: q.head_dim(),
         v_head_dim: v.head_dim(),
         kv_dtype,
+        kv_values: KvValues::Own,
         window,
     }
 }

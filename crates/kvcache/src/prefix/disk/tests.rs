@@ -2,7 +2,7 @@ use super::super::{CacheIdentity, PrefixCache};
 use super::*;
 use crate::slab::SlabRef;
 use crate::{KvLayerSpec, KvSpec, Sequence};
-use plimsoll_attention::{KvDtype, KvLayout};
+use plimsoll_attention::{KvDtype, KvLayout, KvValues};
 use plimsoll_memguard::{Budget, Evict, Kind, Ledger};
 use std::cell::RefCell;
 use std::path::Path;
@@ -119,7 +119,7 @@ fn blocks_of_a_chain_have_times_in_its_order() {
 
 /// Keys and values of one small layer that sees everything.
 fn plain() -> KvSpec {
-    let layout = KvLayout { kv_heads: 1, head_dim: 4, v_head_dim: 4, dtype: KvDtype::F32 };
+    let layout = KvLayout { kv_heads: 1, head_dim: 4, v_head_dim: 4, dtype: KvDtype::F32, values: KvValues::Own };
     KvSpec::new(vec![KvLayerSpec { layout, window: None }.into()])
 }
 
