@@ -118,7 +118,7 @@ impl KvGroup {
         purse: &mut Purse,
     ) -> Result<(), Error> {
         let GroupLayer { layer, layout, offset } = self.spec.layers[index];
-        let (k_row, v_row) = (layout.kv_heads * layout.head_dim, layout.kv_heads * layout.v_head_dim);
+        let (k_row, v_row) = (layout.k_row_elements(), layout.v_row_elements());
         for (slice, actual, row) in [("k", k.len(), k_row), ("v", v.len(), v_row)] {
             let expected = rows.saturating_mul(row);
             if actual != expected {

@@ -17,7 +17,7 @@ pub struct KvLayerSpec {
 }
 
 impl KvLayerSpec {
-    /// Bytes of one block of 64 tokens, K and V.
+    /// Bytes of one block of 64 tokens, K and V; of a layer whose values are in the keys, K alone.
     pub const fn block_bytes(&self) -> u64 {
         (self.layout.k_block_bytes() + self.layout.v_block_bytes()) as u64
     }
@@ -86,7 +86,8 @@ impl Snapshots {
 /// What a sequence holds, layer by layer.
 ///
 /// Layers with the same window form a group, whose blocks of the same 64 tokens lie in one slab: one mapping, taken and given back as a
-/// whole. A slab of 64 KiB or more is rounded up to 16 KiB, a smaller one is exact; all figures here count slabs as they are.
+/// whole. What tells groups apart is when their blocks come and go, not what is in them: a layer of latents, which sees all before it, is in the group of
+/// the full layers, and its blocks lie beside theirs. A slab of 64 KiB or more is rounded up to 16 KiB, a smaller one is exact; all figures here count slabs as they are.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KvSpec {
     /// By the layer's number in the model.

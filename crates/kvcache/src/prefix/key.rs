@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use plimsoll_attention::KV_BLOCK_TOKENS;
+use plimsoll_attention::{KV_BLOCK_TOKENS, KvValues};
 use sha2::{Digest, Sha256};
 
 use crate::{KvSpec, LayerSpec};
@@ -47,7 +47,12 @@ impl Key {
                     let layout = kv.layout;
                     let dtype = usize::from(layout.dtype.name().as_bytes()[0]) * 64 + layout.dtype.bytes();
                     let window = kv.window.map_or([0, 0], |window| [1, window]);
-                    put(&[2, layout.kv_heads, layout.head_dim, layout.v_head_dim, dtype, window[0], window[1]]);
+                    // Blocks without values are of another form, though all axes agree.
+                    let kind = match layout.values {
+                        KvValues::Own => 2,
+                        KvValues::InKeys => 3,
+                    };
+                    put(&[kind, layout.kv_heads, layout.head_dim, layout.v_head_dim, dtype, window[0], window[1]]);
                 }
             }
         }

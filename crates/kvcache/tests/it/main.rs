@@ -8,6 +8,7 @@ use proptest::prelude::*;
 
 mod disk;
 mod forks;
+mod latent;
 mod plain_model;
 mod prefix;
 mod schedules;
