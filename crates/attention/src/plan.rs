@@ -88,8 +88,9 @@ impl Plan {
     /// The plan of a call over plain rows, with room in each task for the block that it packs.
     #[cfg_attr(not(feature = "candle"), expect(dead_code, reason = "only the tensor API has plain rows"))]
     pub(crate) fn of_rows(shape: &AttnShape, threads: usize) -> Self {
-        let layout = head_layout(shape);
-        Self { packed_bytes: layout.k_block_bytes() + layout.v_block_bytes(), ..Self::new(shape, threads) }
+        // Tensors have values of their own, whatever the shape says.
+        let (layout, shape) = (head_layout(shape), AttnShape { kv_values: KvValues::Own, ..*shape });
+        Self { packed_bytes: layout.k_block_bytes() + layout.v_block_bytes(), ..Self::new(&shape, threads) }
     }
 
     pub(crate) const fn unpacks(&self) -> bool {

@@ -2,7 +2,7 @@
 
 use crate::{KV_BLOCK_TOKENS, KvDtype, KvLayout};
 
-/// Rows of a V block that are written side by side: so many words of each row of keys lie in one cache line at most.
+/// Rows of a V block that are written side by side, from half a cache line of each row of keys or a whole one.
 const ROWS: usize = 8;
 
 /// Transposes the first `v_head_dim` elements of the first `tokens` keys of one head of a K block into one head of a V block; the tokens after

@@ -93,8 +93,8 @@ impl Sequence {
 
     /// Stores `rows` tokens of one layer from position `start` on; tokens stored at or past `start` are forgotten first.
     ///
-    /// `k`: `[rows, kv_heads, head_dim]`, `v`: `[rows, kv_heads, v_head_dim]`, or empty where the values are in the keys. Nothing stored before is copied, but for a block that is
-    /// begun and that a fork or a cache holds too: it is copied once, and the others keep theirs.
+    /// `k`: `[rows, kv_heads, head_dim]`, `v`: `[rows, kv_heads, v_head_dim]`, or empty where the values are in the keys. Nothing stored
+    /// before is copied, but for a block that is begun and that a fork or a cache holds too: it is copied once, and the others keep theirs.
     ///
     /// # Errors
     /// [`Error::NoSuchLayer`], [`Error::LayerKind`], [`Error::SliceLength`], [`Error::Gap`] if `start` is past the stored tokens,

@@ -86,8 +86,9 @@ impl Snapshots {
 /// What a sequence holds, layer by layer.
 ///
 /// Layers with the same window form a group, whose blocks of the same 64 tokens lie in one slab: one mapping, taken and given back as a
-/// whole. What tells groups apart is when their blocks come and go, not what is in them: a layer of latents, which sees all before it, is in the group of
-/// the full layers, and its blocks lie beside theirs. A slab of 64 KiB or more is rounded up to 16 KiB, a smaller one is exact; all figures here count slabs as they are.
+/// whole. What tells groups apart is when their blocks come and go, not what is in them: a layer of latents, which sees all before it, is
+/// in the group of the full layers, and its blocks lie beside theirs. A slab of 64 KiB or more is rounded up to 16 KiB, a smaller one is
+/// exact; all figures here count slabs as they are.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KvSpec {
     /// By the layer's number in the model.

@@ -215,6 +215,9 @@ fn workspace_has_one_block_of_values_more_for_each_task() {
                     "{rows} rows, {threads} threads"
                 );
                 assert_eq!(bytes(&shape(&case, rows, 9)), bytes(&shape(&case, rows, 1 << 20)));
+                let few = latent_case(dtype, 3, (512, 64), 0, rows);
+                let all: Vec<u64> = (0..70).map(|rows| bytes(&shape(&few, rows, 99))).collect();
+                assert!(all.is_sorted(), "more rows never take less: {all:?}");
             }
         }
     }
