@@ -26,6 +26,8 @@
 mod blocks;
 mod super_blocks;
 
+use std::ops::Range;
+
 use half::{bf16, f16};
 
 use crate::WeightType;
@@ -194,65 +196,103 @@ fn pack_bits<const BITS: usize>(packed: &mut [u8], column: usize, bits: impl Fn(
 }
 
 /// The `BITS` bits of `k` in a part packed by [`pack_bits`].
-fn bits_at<const BITS: usize>(packed: &[u8], column: usize, k: usize) -> u8 {
+#[inline(always)]
+fn bits_at<const BITS: usize>(packed: &[u8], k: usize, column: usize) -> u8 {
     let per_byte = 8 / BITS;
-    (packed[k / per_byte * PANEL + column] >> (k % per_byte * BITS)) & ((1 << BITS) - 1)
+    (row(packed, k / per_byte)[column] >> (k % per_byte * BITS)) & ((1 << BITS) - 1)
 }
 
-/// Calls `put(k, value)` with the exact dequantized values of one column for `k` in `start..end`, ascending.
+/// The `index`th row of 16 bytes: of a fixed length, so that a loop over its columns needs no checks.
+#[inline(always)]
+fn row(packed: &[u8], index: usize) -> &[u8] {
+    &packed[index * PANEL..][..PANEL]
+}
+
+/// Calls `put(k, column, value)` with the exact dequantized values of `columns` for each `k` of `rows`, ascending.
 ///
 /// Products and sums are rounded one by one, as GGML's reference does; none is fused.
-pub(crate) fn dequantize_column(
+#[inline(always)]
+pub(crate) fn dequantize(
     ty: WeightType,
     panel: &[u8],
-    column: usize,
-    start: usize,
-    end: usize,
-    mut put: impl FnMut(usize, f32),
+    rows: Range<usize>,
+    columns: Range<usize>,
+    put: impl FnMut(usize, usize, f32),
 ) {
     // Each arm compiles to its own loop.
     match ty {
-        WeightType::F32 => (start..end).for_each(|k| {
+        WeightType::F32 => of_pairs(ty, panel, rows, columns, put, |pair, k, column| {
             let at = (k * PANEL + column) * 4;
-            put(k, f32::from_le_bytes([panel[at], panel[at + 1], panel[at + 2], panel[at + 3]]));
+            f32::from_le_bytes([pair[at], pair[at + 1], pair[at + 2], pair[at + 3]])
         }),
-        WeightType::F16 => (start..end).for_each(|k| put(k, f16_at(panel, (k / 2 * PANEL + column) * 4 + k % 2 * 2))),
-        WeightType::Bf16 => (start..end).for_each(|k| put(k, bf16_at(panel, (k / 2 * PANEL + column) * 4 + k % 2 * 2))),
-        WeightType::Q4_0 => of_blocks(ty, panel, start, end, put, |block, k| blocks::q4_0_at(block, column, k)),
-        WeightType::Q4_1 => of_blocks(ty, panel, start, end, put, |block, k| blocks::q4_1_at(block, column, k)),
-        WeightType::Q5_0 => of_blocks(ty, panel, start, end, put, |block, k| blocks::q5_0_at(block, column, k)),
-        WeightType::Q5_1 => of_blocks(ty, panel, start, end, put, |block, k| blocks::q5_1_at(block, column, k)),
-        WeightType::Q8_0 => of_blocks(ty, panel, start, end, put, |block, k| blocks::q8_0_at(block, column, k)),
-        WeightType::Iq4Nl => of_blocks(ty, panel, start, end, put, |block, k| blocks::iq4_nl_at(block, column, k)),
-        WeightType::Mxfp4 => of_blocks(ty, panel, start, end, put, |block, k| blocks::mxfp4_at(block, column, k)),
-        WeightType::Q2K => of_blocks(ty, panel, start, end, put, |block, k| super_blocks::q2_k_at(block, column, k)),
-        WeightType::Q3K => of_blocks(ty, panel, start, end, put, |block, k| super_blocks::q3_k_at(block, column, k)),
-        WeightType::Q4K => of_blocks(ty, panel, start, end, put, |block, k| super_blocks::q4_k_at(block, column, k)),
-        WeightType::Q5K => of_blocks(ty, panel, start, end, put, |block, k| super_blocks::q5_k_at(block, column, k)),
-        WeightType::Q6K => of_blocks(ty, panel, start, end, put, |block, k| super_blocks::q6_k_at(block, column, k)),
-        WeightType::Iq4Xs => {
-            of_blocks(ty, panel, start, end, put, |block, k| super_blocks::iq4_xs_at(block, column, k))
+        WeightType::F16 => of_pairs(ty, panel, rows, columns, put, |pair, k, column| f16_at(pair, 4 * column + 2 * k)),
+        WeightType::Bf16 => of_pairs(ty, panel, rows, columns, put, |pair, k, column| bf16_at(pair, 4 * column + 2 * k)),
+        WeightType::Q4_0 => of_blocks(ty, panel, rows, columns, put, blocks::q4_0),
+        WeightType::Q4_1 => of_blocks(ty, panel, rows, columns, put, blocks::q4_1),
+        WeightType::Q5_0 => of_blocks(ty, panel, rows, columns, put, blocks::q5_0),
+        WeightType::Q5_1 => of_blocks(ty, panel, rows, columns, put, blocks::q5_1),
+        WeightType::Q8_0 => of_blocks(ty, panel, rows, columns, put, blocks::q8_0),
+        WeightType::Iq4Nl => of_blocks(ty, panel, rows, columns, put, blocks::iq4_nl),
+        WeightType::Mxfp4 => of_blocks(ty, panel, rows, columns, put, blocks::mxfp4),
+        WeightType::Q2K => of_blocks(ty, panel, rows, columns, put, super_blocks::q2_k),
+        WeightType::Q3K => of_blocks(ty, panel, rows, columns, put, super_blocks::q3_k),
+        WeightType::Q4K => of_blocks(ty, panel, rows, columns, put, super_blocks::q4_k),
+        WeightType::Q5K => of_blocks(ty, panel, rows, columns, put, super_blocks::q5_k),
+        WeightType::Q6K => of_blocks(ty, panel, rows, columns, put, super_blocks::q6_k),
+        WeightType::Iq4Xs => of_blocks(ty, panel, rows, columns, put, super_blocks::iq4_xs),
+    }
+}
+
+/// Calls `put(k, column, value)` where `values(block)(k % elements of a block, column)` is the value: what all values of a block have in
+/// common, like scales, is read once for a block.
+#[inline(always)]
+fn of_blocks<'a, F: Fn(usize, usize) -> f32>(
+    ty: WeightType,
+    panel: &'a [u8],
+    rows: Range<usize>,
+    columns: Range<usize>,
+    mut put: impl FnMut(usize, usize, f32),
+    values: impl Fn(&'a [u8]) -> F,
+) {
+    let (elements, bytes) = (ty.block_elements(), block_bytes(ty));
+    for block in rows.start / elements..rows.end.div_ceil(elements) {
+        let first = block * elements;
+        let value = values(&panel[block * bytes..][..bytes]);
+        for k in rows.start.max(first)..rows.end.min(first + elements) {
+            for column in columns.clone() {
+                put(k, column, value(k - first, column));
+            }
         }
     }
 }
 
-/// Calls `put(k, value_at(block, k % elements of a block))` for `k` in `start..end`.
-fn of_blocks(
+/// As [`of_blocks`] for the float types: `value(pair, k % 2, column)` of pairs of `k`.
+#[inline(always)]
+fn of_pairs(
     ty: WeightType,
     panel: &[u8],
-    start: usize,
-    end: usize,
-    mut put: impl FnMut(usize, f32),
-    value_at: impl Fn(&[u8], usize) -> f32,
+    rows: Range<usize>,
+    columns: Range<usize>,
+    mut put: impl FnMut(usize, usize, f32),
+    value: impl Fn(&[u8], usize, usize) -> f32,
 ) {
-    let (elements, bytes) = (ty.block_elements(), block_bytes(ty));
-    for block in start / elements..end.div_ceil(elements) {
-        let first = block * elements;
-        let block = &panel[block * bytes..][..bytes];
-        for k in start.max(first)..end.min(first + elements) {
-            put(k, value_at(block, k - first));
+    let bytes = block_bytes(ty);
+    for k in rows {
+        let pair = &panel[k / 2 * bytes..][..bytes];
+        for column in columns.clone() {
+            put(k, column, value(pair, k % 2, column));
         }
     }
+}
+
+/// The f16 numbers of 16 columns.
+fn f16s(bytes: &[u8]) -> [f32; PANEL] {
+    std::array::from_fn(|column| f16_at(bytes, 2 * column))
+}
+
+/// The bf16 numbers of 16 columns.
+fn bf16s(bytes: &[u8]) -> [f32; PANEL] {
+    std::array::from_fn(|column| bf16_at(bytes, 2 * column))
 }
 
 fn f16_at(bytes: &[u8], at: usize) -> f32 {

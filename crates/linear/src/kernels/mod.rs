@@ -46,6 +46,8 @@ pub(crate) struct Tile<'a> {
     pub(crate) rows: usize,
     /// `[2 * pairs][16]`, aligned to [`VECTOR_ALIGN`]; nothing where weights are dequantized on the way.
     pub(crate) w: &'a [f32],
+    /// Whether `x` and `w` hold what [`bf16_operand`](crate::bf16_operand) gives, and not any f32.
+    pub(crate) is_bf16: bool,
     pub(crate) pairs: usize,
     /// Running sums: row `r` begins at `r * out_stride` and has 16 elements. Overwritten if `first`, else added to.
     pub(crate) out: *mut f32,

@@ -18,11 +18,9 @@ impl Kernel for Scalar {
     }
 
     fn dequantize(self, ty: WeightType, panel: &[u8], start: usize, len: usize, out: &mut [f32]) {
-        for column in 0..PANEL {
-            layout::dequantize_column(ty, panel, column, start, start + len, |k, value| {
-                out[(k - start) * PANEL + column] = bf16_operand(value);
-            });
-        }
+        layout::dequantize(ty, panel, start..start + len, 0..PANEL, |k, column, value| {
+            out[(k - start) * PANEL..][..PANEL][column] = bf16_operand(value);
+        });
         if len % 2 == 1 {
             out[len * PANEL..][..PANEL].fill(0.0);
         }
@@ -39,16 +37,9 @@ impl Kernel for Scalar {
             }
             let x = &tile.x[row * tile.x_stride..][..2 * tile.pairs];
             for (x, w) in x.chunks(2 * STEP_PAIRS).zip(tile.w.chunks(2 * STEP_PAIRS * PANEL)) {
-                let (mut even, mut odd) = ([0.0f32; PANEL], [0.0f32; PANEL]);
-                for (x, w) in x.chunks_exact(2).zip(w.chunks_exact(2 * PANEL)) {
-                    let (w_even, w_odd) = w.split_at(PANEL);
-                    for c in 0..PANEL {
-                        even[c] = x[0].mul_add(w_even[c], even[c]);
-                        odd[c] = x[1].mul_add(w_odd[c], odd[c]);
-                    }
-                }
-                for c in 0..PANEL {
-                    sums[c] += even[c] + odd[c];
+                let added = if tile.is_bf16 { step_of_bf16(x, w) } else { step(x, w, f32::mul_add) };
+                for (sum, added) in sums.iter_mut().zip(added) {
+                    *sum += added;
                 }
             }
             if let Some(bias) = tile.bias {
@@ -62,4 +53,31 @@ impl Kernel for Scalar {
             out.copy_from_slice(&sums);
         }
     }
+}
+
+/// What a step of `k` adds to the sums of a row: the even plus the odd chain of each column, by `multiply_add(x, w, chain)`.
+#[inline(always)]
+pub(super) fn step(x: &[f32], w: &[f32], multiply_add: impl Fn(f32, f32, f32) -> f32) -> [f32; PANEL] {
+    let (mut even, mut odd) = ([0.0f32; PANEL], [0.0f32; PANEL]);
+    for (x, w) in x.chunks_exact(2).zip(w.chunks_exact(2 * PANEL)) {
+        let (w_even, w_odd) = w.split_at(PANEL);
+        for c in 0..PANEL {
+            even[c] = multiply_add(x[0], w_even[c], even[c]);
+            odd[c] = multiply_add(x[1], w_odd[c], odd[c]);
+        }
+    }
+    std::array::from_fn(|c| even[c] + odd[c])
+}
+
+/// [`step`] with fused multiply-adds, of operands as [`bf16_operand`] gives them: where a processor cannot be taken to have an instruction
+/// for it, `mul_add` is a call that costs more than all the rest.
+///
+/// A product of two such operands has 16 significant bits and is zero or at least 2^-100, so rounding it to f32 changes nothing unless it
+/// is too large for a finite f32: multiply, then add, gives the bits of the fused operation. A product that is too large becomes an
+/// infinity, which no later addition makes finite again, whatever the fused chain would hold. So finite results are the fused ones, and the
+/// others are found out once more.
+pub(super) fn step_of_bf16(x: &[f32], w: &[f32]) -> [f32; PANEL] {
+    let added = step(x, w, |x, w, chain| x * w + chain);
+    let all_finite = added.iter().fold(true, |all, value| all & value.is_finite());
+    if all_finite { added } else { step(x, w, f32::mul_add) }
 }

@@ -103,7 +103,7 @@ proptest! {
         let run = |kernel: &dyn Fn(&Tile<'_>)| {
             let mut out = vec![0.5; MAX_TILE_ROWS * OUT_STRIDE];
             let tile = Tile {
-                x: &x, x_stride: stride, rows, w, pairs, first, bias: last.then_some(bias),
+                x: &x, x_stride: stride, rows, w, is_bf16: false, pairs, first, bias: last.then_some(bias),
                 out: out.as_mut_ptr(), out_stride: OUT_STRIDE,
             };
             kernel(&tile);
@@ -194,6 +194,7 @@ impl Case {
                     x_stride: stride,
                     rows: K::TILE_ROWS.min(self.rows - row),
                     w: &w[..2 * pairs * PANEL],
+                    is_bf16: true,
                     pairs,
                     out: out[row * OUT_STRIDE..].as_mut_ptr(),
                     out_stride: OUT_STRIDE,
@@ -218,6 +219,7 @@ impl Case {
                 x_stride: stride,
                 rows: most.min(self.rows - row),
                 w: &[],
+                is_bf16: true,
                 pairs: stride / 2,
                 out: out[row * OUT_STRIDE..].as_mut_ptr(),
                 out_stride: OUT_STRIDE,
@@ -256,6 +258,80 @@ proptest! {
     }
 }
 
+/// An operand of one of several kinds: any bits, near to each other (sums cancel), near the largest and the smallest, zeros and
+/// infinities and NaNs among ordinary numbers.
+fn operand(kind: u8, bits: u32) -> f32 {
+    let exponent = |e: u32| f32::from_bits((bits & 0x807f_0000) | (e << 23));
+    let rare = [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 0.0, -0.0, 1.0, f32::MAX, f32::from_bits(0xffa0_0000)];
+    crate::bf16_operand(match kind {
+        0 => f32::from_bits(bits),
+        1 => f32::from_bits((bits & 0x8007_0000) | 0x3f80_0000),
+        2 => exponent(180 + bits % 16),
+        3 => exponent(77 + bits % 4),
+        4 => exponent(77 + bits % 170),
+        5 if bits.is_multiple_of(8) => rare[bits as usize / 8 % 8],
+        5 => exponent(127),
+        _ => exponent(if bits.is_multiple_of(4) { 245 } else { 77 + bits % 20 }),
+    })
+}
+
+/// Products of bf16 operands by multiply and add, against fused multiply-adds.
+mod steps_of_bf16 {
+    use super::*;
+    use crate::kernels::scalar::{step, step_of_bf16};
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(if cfg!(debug_assertions) { 2000 } else { 20_000 }))]
+
+        #[test]
+        fn equal_fused_steps(
+            kinds in (0u8..7, 0u8..7), pairs in 1usize..=STEP_PAIRS, bits in prop::collection::vec(any::<u32>(), 613),
+        ) {
+            let operands = |kind, skip, count| -> Vec<f32> {
+                bits.iter().cycle().skip(skip).take(count).map(|&bits| operand(kind, bits)).collect()
+            };
+            let (x, w) = (operands(kinds.0, 0, 2 * pairs), operands(kinds.1, 101, 2 * pairs * PANEL));
+            prop_assert_eq!(operand_bits(&step_of_bf16(&x, &w)), operand_bits(&step(&x, &w, f32::mul_add)));
+        }
+    }
+
+    #[test]
+    fn are_finite_where_a_product_alone_is_not() {
+        let (x, big) = (2f32.powi(64), 2f32.powi(63));
+        let mut w = [0.0; 4 * PANEL];
+        // -1.5 * 2^127, then + 2^128 in the same chain.
+        w[..PANEL].fill(-1.5 * big);
+        w[2 * PANEL..][..PANEL].fill(x);
+        assert_eq!(step_of_bf16(&[x, 0.0, x, 0.0], &w), [2f32.powi(126); PANEL]);
+    }
+
+    #[test]
+    fn are_not_asked_of_other_operands() {
+        // (1 + 2^-23)^2 - 1 keeps its last bit only if the product is not rounded.
+        let x = 1.0f32.next_up();
+        let mut w = lines(4 * PANEL * 4);
+        let weights: &mut [f32] = bytemuck::cast_slice_mut(&mut w);
+        weights[..PANEL].fill(-1.0);
+        weights[2 * PANEL..][..PANEL].fill(x);
+        let mut out = [0.0; PANEL];
+        let tile = Tile {
+            x: &[1.0, 0.0, x, 0.0],
+            x_stride: 4,
+            rows: 1,
+            w: weights,
+            is_bf16: false,
+            pairs: 2,
+            out: out.as_mut_ptr(),
+            out_stride: PANEL,
+            first: true,
+            bias: None,
+        };
+        // SAFETY: `out` has room for a row.
+        unsafe { Scalar.tile(&tile) };
+        assert_eq!(out, [2f32.powi(-22) + 2f32.powi(-46); PANEL]);
+    }
+}
+
 fn rows_of<K: Kernel>(_: K) -> usize {
     K::TILE_ROWS
 }
@@ -287,23 +363,6 @@ mod neon;
 #[cfg(target_arch = "x86_64")]
 mod hardware {
     use super::*;
-
-    /// An operand of one of several kinds: any bits, near to each other (sums cancel), near the largest and the smallest, zeros and
-    /// infinities and NaNs among ordinary numbers.
-    fn operand(kind: u8, bits: u32) -> f32 {
-        let exponent = |e: u32| f32::from_bits((bits & 0x807f_0000) | (e << 23));
-        let rare = [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 0.0, -0.0, 1.0, f32::MAX, f32::from_bits(0xffa0_0000)];
-        crate::bf16_operand(match kind {
-            0 => f32::from_bits(bits),
-            1 => f32::from_bits((bits & 0x8007_0000) | 0x3f80_0000),
-            2 => exponent(180 + bits % 16),
-            3 => exponent(77 + bits % 4),
-            4 => exponent(77 + bits % 170),
-            5 if bits.is_multiple_of(8) => rare[bits as usize / 8 % 8],
-            5 => exponent(127),
-            _ => exponent(if bits.is_multiple_of(4) { 245 } else { 77 + bits % 20 }),
-        })
-    }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(if cfg!(debug_assertions) { 300 } else { 4000 }))]

@@ -1,6 +1,6 @@
 //! Blocks of 32 elements: from a stored block into a column of a panel's block, and one element back out.
 
-use super::{PANEL, bf16_at, bits_at, f16_at, pack_f16, pack_nibble_halves};
+use super::{PANEL, bf16s, bits_at, f16s, pack_f16, pack_nibble_halves};
 use super::{q4_0, q4_1, q5_0, q5_1, q8_0};
 use crate::codebook::{IQ4_VALUES, MXFP4_VALUES, half_e8m0_bits};
 
@@ -49,37 +49,55 @@ pub(super) fn pack_mxfp4(source: &[u8], block: &mut [u8], column: usize) {
     pack_nibble_halves(&source[1..17], &mut block[q4_0::QUANTS..], column);
 }
 
-pub(super) fn q4_0_at(block: &[u8], column: usize, k: usize) -> f32 {
-    let quant = bits_at::<4>(&block[q4_0::QUANTS..], column, k).cast_signed() - 8;
-    f16_at(block, 2 * column) * f32::from(quant)
+/// The value of element `k` of a column, as a function of `(k, column)`; so are the others.
+#[inline(always)]
+pub(super) fn q4_0(block: &[u8]) -> impl Fn(usize, usize) -> f32 {
+    let (scales, quants) = (f16s(block), &block[q4_0::QUANTS..]);
+    move |k, column| scales[column] * f32::from(bits_at::<4>(quants, k, column).cast_signed() - 8)
 }
 
-pub(super) fn q4_1_at(block: &[u8], column: usize, k: usize) -> f32 {
-    let quant = bits_at::<4>(&block[q4_1::QUANTS..], column, k);
-    f16_at(block, 2 * column) * f32::from(quant) + f16_at(block, q4_1::MINS + 2 * column)
+#[inline(always)]
+pub(super) fn q4_1(block: &[u8]) -> impl Fn(usize, usize) -> f32 {
+    let (scales, mins, quants) = (f16s(block), f16s(&block[q4_1::MINS..]), &block[q4_1::QUANTS..]);
+    move |k, column| scales[column] * f32::from(bits_at::<4>(quants, k, column)) + mins[column]
 }
 
-pub(super) fn q5_0_at(block: &[u8], column: usize, k: usize) -> f32 {
-    let (low, high) = (bits_at::<4>(&block[q5_0::LOW..], column, k), bits_at::<1>(&block[q5_0::HIGH..], column, k));
-    f16_at(block, 2 * column) * f32::from((low | (high << 4)).cast_signed() - 16)
+#[inline(always)]
+pub(super) fn q5_0(block: &[u8]) -> impl Fn(usize, usize) -> f32 {
+    let (scales, low, high) = (f16s(block), &block[q5_0::LOW..], &block[q5_0::HIGH..]);
+    move |k, column| {
+        let (low, high) = (bits_at::<4>(low, k, column), bits_at::<1>(high, k, column));
+        scales[column] * f32::from((low | (high << 4)).cast_signed() - 16)
+    }
 }
 
-pub(super) fn q5_1_at(block: &[u8], column: usize, k: usize) -> f32 {
-    let (low, high) = (bits_at::<4>(&block[q5_1::LOW..], column, k), bits_at::<1>(&block[q5_1::HIGH..], column, k));
-    f16_at(block, 2 * column) * f32::from(low | (high << 4)) + f16_at(block, q5_1::MINS + 2 * column)
+#[inline(always)]
+pub(super) fn q5_1(block: &[u8]) -> impl Fn(usize, usize) -> f32 {
+    let (scales, mins) = (f16s(block), f16s(&block[q5_1::MINS..]));
+    let (low, high) = (&block[q5_1::LOW..], &block[q5_1::HIGH..]);
+    move |k, column| {
+        let (low, high) = (bits_at::<4>(low, k, column), bits_at::<1>(high, k, column));
+        scales[column] * f32::from(low | (high << 4)) + mins[column]
+    }
 }
 
-pub(super) fn q8_0_at(block: &[u8], column: usize, k: usize) -> f32 {
-    let quant = block[q8_0::QUANTS + (k / 2 * PANEL + column) * 2 + k % 2].cast_signed();
-    f16_at(block, 2 * column) * f32::from(quant)
+#[inline(always)]
+pub(super) fn q8_0(block: &[u8]) -> impl Fn(usize, usize) -> f32 {
+    let (scales, quants) = (f16s(block), &block[q8_0::QUANTS..]);
+    move |k, column| {
+        let pair = &quants[k / 2 * 2 * PANEL..][..2 * PANEL];
+        scales[column] * f32::from(pair[2 * column + k % 2].cast_signed())
+    }
 }
 
-pub(super) fn iq4_nl_at(block: &[u8], column: usize, k: usize) -> f32 {
-    let code = bits_at::<4>(&block[q4_0::QUANTS..], column, k);
-    f16_at(block, 2 * column) * f32::from(IQ4_VALUES[usize::from(code)])
+#[inline(always)]
+pub(super) fn iq4_nl(block: &[u8]) -> impl Fn(usize, usize) -> f32 {
+    let (scales, codes) = (f16s(block), &block[q4_0::QUANTS..]);
+    move |k, column| scales[column] * f32::from(IQ4_VALUES[usize::from(bits_at::<4>(codes, k, column))])
 }
 
-pub(super) fn mxfp4_at(block: &[u8], column: usize, k: usize) -> f32 {
-    let code = bits_at::<4>(&block[q4_0::QUANTS..], column, k);
-    bf16_at(block, 2 * column) * f32::from(MXFP4_VALUES[usize::from(code)])
+#[inline(always)]
+pub(super) fn mxfp4(block: &[u8]) -> impl Fn(usize, usize) -> f32 {
+    let (scales, codes) = (bf16s(block), &block[q4_0::QUANTS..]);
+    move |k, column| scales[column] * f32::from(MXFP4_VALUES[usize::from(bits_at::<4>(codes, k, column))])
 }

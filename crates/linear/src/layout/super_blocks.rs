@@ -1,6 +1,6 @@
 //! Super-blocks of 256 elements: from a stored block into a column of a panel's block, and one element back out.
 
-use super::{PANEL, bits_at, f16_at, pack_bits, pack_f16, pack_nibble_halves};
+use super::{PANEL, bits_at, f16s, pack_bits, pack_f16, pack_nibble_halves, row};
 use super::{iq4_xs, q2_k, q3_k, q4_k, q5_k, q6_k};
 use crate::codebook::IQ4_VALUES;
 
@@ -108,46 +108,77 @@ fn one_bit(quants: &[u8], k: usize) -> u8 {
     (quants[k % 32] >> (k / 32)) & 1
 }
 
-pub(super) fn q2_k_at(block: &[u8], column: usize, k: usize) -> f32 {
-    let scale_and_min = block[q2_k::SCALES + k / 16 * PANEL + column];
-    let scale = f16_at(block, 2 * column) * f32::from(scale_and_min & 15);
-    let min = f16_at(block, q2_k::MIN_FACTORS + 2 * column) * f32::from(scale_and_min >> 4);
-    scale * f32::from(bits_at::<2>(&block[q2_k::QUANTS..], column, k)) - min
+/// The value of element `k` of a column, as a function of `(k, column)`; so are the others.
+#[inline(always)]
+pub(super) fn q2_k(block: &[u8]) -> impl Fn(usize, usize) -> f32 {
+    let (factors, min_factors) = (f16s(block), f16s(&block[q2_k::MIN_FACTORS..]));
+    let (scales, quants) = (&block[q2_k::SCALES..], &block[q2_k::QUANTS..]);
+    move |k, column| {
+        let scale_and_min = row(scales, k / 16)[column];
+        let scale = factors[column] * f32::from(scale_and_min & 15);
+        let min = min_factors[column] * f32::from(scale_and_min >> 4);
+        scale * f32::from(bits_at::<2>(quants, k, column)) - min
+    }
 }
 
-pub(super) fn q3_k_at(block: &[u8], column: usize, k: usize) -> f32 {
-    let scale = block[q3_k::SCALES + k / 16 * PANEL + column].cast_signed();
-    let (low, high) = (bits_at::<2>(&block[q3_k::LOW..], column, k), bits_at::<1>(&block[q3_k::HIGH..], column, k));
-    let quant = (low | (high << 2)).cast_signed() - 4;
-    f16_at(block, 2 * column) * f32::from(scale) * f32::from(quant)
+#[inline(always)]
+pub(super) fn q3_k(block: &[u8]) -> impl Fn(usize, usize) -> f32 {
+    let (factors, scales) = (f16s(block), &block[q3_k::SCALES..]);
+    let (low, high) = (&block[q3_k::LOW..], &block[q3_k::HIGH..]);
+    move |k, column| {
+        let scale = row(scales, k / 16)[column].cast_signed();
+        let (low, high) = (bits_at::<2>(low, k, column), bits_at::<1>(high, k, column));
+        factors[column] * f32::from(scale) * f32::from((low | (high << 2)).cast_signed() - 4)
+    }
 }
 
-pub(super) fn q4_k_at(block: &[u8], column: usize, k: usize) -> f32 {
-    let (scale, min) = k_scale_and_min(block, column, k / 32);
-    scale * f32::from(bits_at::<4>(&block[q4_k::QUANTS..], column, k)) - min
+#[inline(always)]
+pub(super) fn q4_k(block: &[u8]) -> impl Fn(usize, usize) -> f32 {
+    let (scale_and_min, quants) = (k_scales_and_mins(block), &block[q4_k::QUANTS..]);
+    move |k, column| {
+        let (scale, min) = scale_and_min(k / 32, column);
+        scale * f32::from(bits_at::<4>(quants, k, column)) - min
+    }
 }
 
-pub(super) fn q5_k_at(block: &[u8], column: usize, k: usize) -> f32 {
-    let (scale, min) = k_scale_and_min(block, column, k / 32);
-    let (low, high) = (bits_at::<4>(&block[q5_k::LOW..], column, k), bits_at::<1>(&block[q5_k::HIGH..], column, k));
-    scale * f32::from(low | (high << 4)) - min
+#[inline(always)]
+pub(super) fn q5_k(block: &[u8]) -> impl Fn(usize, usize) -> f32 {
+    let (scale_and_min, low, high) = (k_scales_and_mins(block), &block[q5_k::LOW..], &block[q5_k::HIGH..]);
+    move |k, column| {
+        let (scale, min) = scale_and_min(k / 32, column);
+        let (low, high) = (bits_at::<4>(low, k, column), bits_at::<1>(high, k, column));
+        scale * f32::from(low | (high << 4)) - min
+    }
 }
 
-fn k_scale_and_min(block: &[u8], column: usize, sub: usize) -> (f32, f32) {
-    let scale = f16_at(block, 2 * column) * f32::from(block[q4_k::SCALES + sub * PANEL + column]);
-    let min = f16_at(block, q4_k::MIN_FACTORS + 2 * column) * f32::from(block[q4_k::MINS + sub * PANEL + column]);
-    (scale, min)
+/// Scale and minimum as a function of `(sub-block, column)`.
+#[inline(always)]
+fn k_scales_and_mins(block: &[u8]) -> impl Fn(usize, usize) -> (f32, f32) {
+    let (factors, min_factors) = (f16s(block), f16s(&block[q4_k::MIN_FACTORS..]));
+    let (scales, mins) = (&block[q4_k::SCALES..], &block[q4_k::MINS..]);
+    move |sub, column| {
+        let scale = factors[column] * f32::from(row(scales, sub)[column]);
+        (scale, min_factors[column] * f32::from(row(mins, sub)[column]))
+    }
 }
 
-pub(super) fn q6_k_at(block: &[u8], column: usize, k: usize) -> f32 {
-    let scale = block[q6_k::SCALES + k / 16 * PANEL + column].cast_signed();
-    let (low, high) = (bits_at::<4>(&block[q6_k::LOW..], column, k), bits_at::<2>(&block[q6_k::HIGH..], column, k));
-    let quant = (low | (high << 4)).cast_signed() - 32;
-    f16_at(block, 2 * column) * f32::from(scale) * f32::from(quant)
+#[inline(always)]
+pub(super) fn q6_k(block: &[u8]) -> impl Fn(usize, usize) -> f32 {
+    let (factors, scales) = (f16s(block), &block[q6_k::SCALES..]);
+    let (low, high) = (&block[q6_k::LOW..], &block[q6_k::HIGH..]);
+    move |k, column| {
+        let scale = row(scales, k / 16)[column].cast_signed();
+        let (low, high) = (bits_at::<4>(low, k, column), bits_at::<2>(high, k, column));
+        factors[column] * f32::from(scale) * f32::from((low | (high << 4)).cast_signed() - 32)
+    }
 }
 
-pub(super) fn iq4_xs_at(block: &[u8], column: usize, k: usize) -> f32 {
-    let scale = block[iq4_xs::SCALES + k / 32 * PANEL + column].cast_signed();
-    let value = IQ4_VALUES[usize::from(bits_at::<4>(&block[iq4_xs::QUANTS..], column, k))];
-    f16_at(block, 2 * column) * f32::from(scale) * f32::from(value)
+#[inline(always)]
+pub(super) fn iq4_xs(block: &[u8]) -> impl Fn(usize, usize) -> f32 {
+    let (factors, scales, codes) = (f16s(block), &block[iq4_xs::SCALES..], &block[iq4_xs::QUANTS..]);
+    move |k, column| {
+        let scale = row(scales, k / 32)[column].cast_signed();
+        let value = IQ4_VALUES[usize::from(bits_at::<4>(codes, k, column))];
+        factors[column] * f32::from(scale) * f32::from(value)
+    }
 }
