@@ -28,6 +28,7 @@ mod super_blocks;
 
 use std::ops::Range;
 
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use crate::WeightType;
@@ -195,110 +196,131 @@ fn pack_bits<const BITS: usize>(packed: &mut [u8], column: usize, bits: impl Fn(
     }
 }
 
-/// The `BITS` bits of `k` in a part packed by [`pack_bits`].
-#[inline(always)]
-fn bits_at<const BITS: usize>(packed: &[u8], k: usize, column: usize) -> u8 {
-    let per_byte = 8 / BITS;
-    (row(packed, k / per_byte)[column] >> (k % per_byte * BITS)) & ((1 << BITS) - 1)
+/// `N` columns of a panel's block, from `first` on.
+#[derive(Debug, Clone, Copy)]
+struct Columns<'a, const N: usize> {
+    block: &'a [u8],
+    first: usize,
 }
 
-/// The `index`th row of 16 bytes: of a fixed length, so that a loop over its columns needs no checks.
-#[inline(always)]
-fn row(packed: &[u8], index: usize) -> &[u8] {
-    &packed[index * PANEL..][..PANEL]
+impl<const N: usize> Columns<'_, N> {
+    /// Row `index` of `[..][16]` elements of so many bytes that begin `at` this byte of the block.
+    #[inline(always)]
+    fn row<const BYTES: usize>(self, at: usize, index: usize) -> [[u8; BYTES]; N] {
+        let mut row = [[0; BYTES]; N];
+        let start = at + (index * PANEL + self.first) * BYTES;
+        row.as_flattened_mut().copy_from_slice(&self.block[start..][..N * BYTES]);
+        row
+    }
+
+    #[inline(always)]
+    fn bytes(self, at: usize, index: usize) -> [u8; N] {
+        let row = self.row::<1>(at, index);
+        each(|c| row[c][0])
+    }
+
+    /// The `BITS` bits of `k` in a part packed by [`pack_bits`].
+    #[inline(always)]
+    fn bits<const BITS: usize>(self, at: usize, k: usize) -> [u8; N] {
+        let per_byte = 8 / BITS;
+        let bytes = self.bytes(at, k / per_byte);
+        each(|c| (bytes[c] >> (k % per_byte * BITS)) & ((1 << BITS) - 1))
+    }
+
+    #[inline(always)]
+    fn f16s(self, at: usize) -> [f32; N] {
+        f16s(self.row(at, 0))
+    }
 }
 
-/// Calls `put(k, column, value)` with the exact dequantized values of `columns` for each `k` of `rows`, ascending.
+/// `value(column)` of all columns. A loop, which becomes vectors where `array::map` and `array::from_fn` do not.
+#[inline(always)]
+fn each<T: Copy + Default, const N: usize>(value: impl Fn(usize) -> T) -> [T; N] {
+    let mut values = [T::default(); N];
+    for (column, to) in values.iter_mut().enumerate() {
+        *to = value(column);
+    }
+    values
+}
+
+fn f16s<const N: usize>(bytes: [[u8; 2]; N]) -> [f32; N] {
+    let halves = bytes.map(f16::from_le_bytes);
+    let mut values = [0.0; N];
+    if N == 1 {
+        values[0] = halves[0].to_f32();
+    } else {
+        // All at once: whether the processor converts them is asked once.
+        halves.convert_to_f32_slice(&mut values);
+    }
+    values
+}
+
+#[inline(always)]
+fn bf16s<const N: usize>(bytes: [[u8; 2]; N]) -> [f32; N] {
+    each(|c| bf16::from_le_bytes(bytes[c]).to_f32())
+}
+
+/// Calls `put(k, values)` with the exact dequantized values of `N` columns, from `first` on, for each `k` of `rows`, ascending.
 ///
 /// Products and sums are rounded one by one, as GGML's reference does; none is fused.
 #[inline(always)]
-pub(crate) fn dequantize(
+pub(crate) fn dequantize<const N: usize>(
     ty: WeightType,
     panel: &[u8],
     rows: Range<usize>,
-    columns: Range<usize>,
-    put: impl FnMut(usize, usize, f32),
+    first: usize,
+    put: impl FnMut(usize, [f32; N]),
 ) {
     // Each arm compiles to its own loop.
     match ty {
-        WeightType::F32 => of_pairs(ty, panel, rows, columns, put, |pair, k, column| {
-            let at = (k * PANEL + column) * 4;
-            f32::from_le_bytes([pair[at], pair[at + 1], pair[at + 2], pair[at + 3]])
+        WeightType::F32 => of_blocks(ty, panel, rows, first, put, |pair| {
+            move |k| {
+                let values = pair.row(0, k);
+                each(|c| f32::from_le_bytes(values[c]))
+            }
         }),
-        WeightType::F16 => of_pairs(ty, panel, rows, columns, put, |pair, k, column| f16_at(pair, 4 * column + 2 * k)),
-        WeightType::Bf16 => of_pairs(ty, panel, rows, columns, put, |pair, k, column| bf16_at(pair, 4 * column + 2 * k)),
-        WeightType::Q4_0 => of_blocks(ty, panel, rows, columns, put, blocks::q4_0),
-        WeightType::Q4_1 => of_blocks(ty, panel, rows, columns, put, blocks::q4_1),
-        WeightType::Q5_0 => of_blocks(ty, panel, rows, columns, put, blocks::q5_0),
-        WeightType::Q5_1 => of_blocks(ty, panel, rows, columns, put, blocks::q5_1),
-        WeightType::Q8_0 => of_blocks(ty, panel, rows, columns, put, blocks::q8_0),
-        WeightType::Iq4Nl => of_blocks(ty, panel, rows, columns, put, blocks::iq4_nl),
-        WeightType::Mxfp4 => of_blocks(ty, panel, rows, columns, put, blocks::mxfp4),
-        WeightType::Q2K => of_blocks(ty, panel, rows, columns, put, super_blocks::q2_k),
-        WeightType::Q3K => of_blocks(ty, panel, rows, columns, put, super_blocks::q3_k),
-        WeightType::Q4K => of_blocks(ty, panel, rows, columns, put, super_blocks::q4_k),
-        WeightType::Q5K => of_blocks(ty, panel, rows, columns, put, super_blocks::q5_k),
-        WeightType::Q6K => of_blocks(ty, panel, rows, columns, put, super_blocks::q6_k),
-        WeightType::Iq4Xs => of_blocks(ty, panel, rows, columns, put, super_blocks::iq4_xs),
+        WeightType::F16 => of_blocks(ty, panel, rows, first, put, |pair| move |k| f16s(half_of_pair(pair, k))),
+        WeightType::Bf16 => of_blocks(ty, panel, rows, first, put, |pair| move |k| bf16s(half_of_pair(pair, k))),
+        WeightType::Q4_0 => of_blocks(ty, panel, rows, first, put, blocks::q4_0),
+        WeightType::Q4_1 => of_blocks(ty, panel, rows, first, put, blocks::q4_1),
+        WeightType::Q5_0 => of_blocks(ty, panel, rows, first, put, blocks::q5_0),
+        WeightType::Q5_1 => of_blocks(ty, panel, rows, first, put, blocks::q5_1),
+        WeightType::Q8_0 => of_blocks(ty, panel, rows, first, put, blocks::q8_0),
+        WeightType::Iq4Nl => of_blocks(ty, panel, rows, first, put, blocks::iq4_nl),
+        WeightType::Mxfp4 => of_blocks(ty, panel, rows, first, put, blocks::mxfp4),
+        WeightType::Q2K => of_blocks(ty, panel, rows, first, put, super_blocks::q2_k),
+        WeightType::Q3K => of_blocks(ty, panel, rows, first, put, super_blocks::q3_k),
+        WeightType::Q4K => of_blocks(ty, panel, rows, first, put, super_blocks::q4_k),
+        WeightType::Q5K => of_blocks(ty, panel, rows, first, put, super_blocks::q5_k),
+        WeightType::Q6K => of_blocks(ty, panel, rows, first, put, super_blocks::q6_k),
+        WeightType::Iq4Xs => of_blocks(ty, panel, rows, first, put, super_blocks::iq4_xs),
     }
 }
 
-/// Calls `put(k, column, value)` where `values(block)(k % elements of a block, column)` is the value: what all values of a block have in
-/// common, like scales, is read once for a block.
+/// Calls `put(k, values(block)(k % elements of a block))`: what all values of a block have in common, like scales, is read once for a
+/// block. A block of the float types is a pair.
 #[inline(always)]
-fn of_blocks<'a, F: Fn(usize, usize) -> f32>(
+fn of_blocks<'a, const N: usize, F: Fn(usize) -> [f32; N]>(
     ty: WeightType,
     panel: &'a [u8],
     rows: Range<usize>,
-    columns: Range<usize>,
-    mut put: impl FnMut(usize, usize, f32),
-    values: impl Fn(&'a [u8]) -> F,
+    first: usize,
+    mut put: impl FnMut(usize, [f32; N]),
+    values: impl Fn(Columns<'a, N>) -> F,
 ) {
-    let (elements, bytes) = (ty.block_elements(), block_bytes(ty));
+    let (elements, bytes) = (ty.block_elements().max(2), block_bytes(ty));
     for block in rows.start / elements..rows.end.div_ceil(elements) {
-        let first = block * elements;
-        let value = values(&panel[block * bytes..][..bytes]);
-        for k in rows.start.max(first)..rows.end.min(first + elements) {
-            for column in columns.clone() {
-                put(k, column, value(k - first, column));
-            }
+        let start = block * elements;
+        let values = values(Columns { block: &panel[block * bytes..][..bytes], first });
+        for k in rows.start.max(start)..rows.end.min(start + elements) {
+            put(k, values(k - start));
         }
     }
 }
 
-/// As [`of_blocks`] for the float types: `value(pair, k % 2, column)` of pairs of `k`.
+/// The 16 bits of `k` of a pair.
 #[inline(always)]
-fn of_pairs(
-    ty: WeightType,
-    panel: &[u8],
-    rows: Range<usize>,
-    columns: Range<usize>,
-    mut put: impl FnMut(usize, usize, f32),
-    value: impl Fn(&[u8], usize, usize) -> f32,
-) {
-    let bytes = block_bytes(ty);
-    for k in rows {
-        let pair = &panel[k / 2 * bytes..][..bytes];
-        for column in columns.clone() {
-            put(k, column, value(pair, k % 2, column));
-        }
-    }
-}
-
-/// The f16 numbers of 16 columns.
-fn f16s(bytes: &[u8]) -> [f32; PANEL] {
-    std::array::from_fn(|column| f16_at(bytes, 2 * column))
-}
-
-/// The bf16 numbers of 16 columns.
-fn bf16s(bytes: &[u8]) -> [f32; PANEL] {
-    std::array::from_fn(|column| bf16_at(bytes, 2 * column))
-}
-
-fn f16_at(bytes: &[u8], at: usize) -> f32 {
-    f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
-}
-
-fn bf16_at(bytes: &[u8], at: usize) -> f32 {
-    bf16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
+fn half_of_pair<const N: usize>(pair: Columns<'_, N>, k: usize) -> [[u8; 2]; N] {
+    let pairs = pair.row::<4>(0, 0);
+    each(|c| [pairs[c][2 * k], pairs[c][2 * k + 1]])
 }

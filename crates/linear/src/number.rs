@@ -10,14 +10,11 @@ pub(crate) const SMALLEST_OPERAND_BITS: u32 = (127 - 50) << 23;
 /// instruction does, changes nothing.
 pub fn bf16_operand(x: f32) -> f32 {
     let bits = x.to_bits();
-    if x.is_nan() {
-        return f32::NAN;
-    }
-    if bits & 0x7fff_ffff < SMALLEST_OPERAND_BITS {
-        return 0.0;
-    }
-    // Infinity has a zero lower half and stays; the largest finite values round up into it.
-    f32::from_bits((bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff_0000)
+    // Infinity has a zero lower half and stays; the largest finite values round up into it. Choices instead of early returns, and a sum
+    // that is not checked (only a NaN's could wrap): loops become vectors.
+    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) & 0xffff_0000;
+    let number = if bits & 0x7fff_ffff < SMALLEST_OPERAND_BITS { 0.0 } else { f32::from_bits(rounded) };
+    if x.is_nan() { f32::NAN } else { number }
 }
 
 #[cfg(test)]

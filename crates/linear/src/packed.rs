@@ -108,8 +108,7 @@ impl PackedWeight {
         assert!(row < self.out_features, "row {row} of a weight of {} rows", self.out_features);
         assert_eq!(out.len(), self.in_features, "length of the output row and in_features differ");
         let panel = self.panel(row / PANEL);
-        let column = row % PANEL;
-        layout::dequantize(self.ty, panel, 0..self.in_features, column..column + 1, |k, _, value| out[k] = value);
+        layout::dequantize(self.ty, panel, 0..self.in_features, row % PANEL, |k, [value]| out[k] = value);
     }
 
     pub(crate) fn panels(&self) -> usize {

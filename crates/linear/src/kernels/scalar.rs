@@ -18,9 +18,12 @@ impl Kernel for Scalar {
     }
 
     fn dequantize(self, ty: WeightType, panel: &[u8], start: usize, len: usize, out: &mut [f32]) {
-        layout::dequantize(ty, panel, start..start + len, 0..PANEL, |k, column, value| {
-            out[(k - start) * PANEL..][..PANEL][column] = bf16_operand(value);
+        layout::dequantize::<PANEL>(ty, panel, start..start + len, 0, |k, values| {
+            out[(k - start) * PANEL..][..PANEL].copy_from_slice(&values);
         });
+        for value in &mut out[..len * PANEL] {
+            *value = bf16_operand(*value);
+        }
         if len % 2 == 1 {
             out[len * PANEL..][..PANEL].fill(0.0);
         }

@@ -1,6 +1,6 @@
 //! Blocks of 32 elements: from a stored block into a column of a panel's block, and one element back out.
 
-use super::{PANEL, bf16s, bits_at, f16s, pack_f16, pack_nibble_halves};
+use super::{Columns, PANEL, bf16s, each, pack_f16, pack_nibble_halves};
 use super::{q4_0, q4_1, q5_0, q5_1, q8_0};
 use crate::codebook::{IQ4_VALUES, MXFP4_VALUES, half_e8m0_bits};
 
@@ -49,55 +49,66 @@ pub(super) fn pack_mxfp4(source: &[u8], block: &mut [u8], column: usize) {
     pack_nibble_halves(&source[1..17], &mut block[q4_0::QUANTS..], column);
 }
 
-/// The value of element `k` of a column, as a function of `(k, column)`; so are the others.
+/// The values of some columns as a function of `k`; so are the others.
 #[inline(always)]
-pub(super) fn q4_0(block: &[u8]) -> impl Fn(usize, usize) -> f32 {
-    let (scales, quants) = (f16s(block), &block[q4_0::QUANTS..]);
-    move |k, column| scales[column] * f32::from(bits_at::<4>(quants, k, column).cast_signed() - 8)
-}
-
-#[inline(always)]
-pub(super) fn q4_1(block: &[u8]) -> impl Fn(usize, usize) -> f32 {
-    let (scales, mins, quants) = (f16s(block), f16s(&block[q4_1::MINS..]), &block[q4_1::QUANTS..]);
-    move |k, column| scales[column] * f32::from(bits_at::<4>(quants, k, column)) + mins[column]
-}
-
-#[inline(always)]
-pub(super) fn q5_0(block: &[u8]) -> impl Fn(usize, usize) -> f32 {
-    let (scales, low, high) = (f16s(block), &block[q5_0::LOW..], &block[q5_0::HIGH..]);
-    move |k, column| {
-        let (low, high) = (bits_at::<4>(low, k, column), bits_at::<1>(high, k, column));
-        scales[column] * f32::from((low | (high << 4)).cast_signed() - 16)
+pub(super) fn q4_0<const N: usize>(block: Columns<'_, N>) -> impl Fn(usize) -> [f32; N] {
+    let scales = block.f16s(0);
+    move |k| {
+        let quants = block.bits::<4>(q4_0::QUANTS, k);
+        each(|c| scales[c] * f32::from(quants[c].cast_signed() - 8))
     }
 }
 
 #[inline(always)]
-pub(super) fn q5_1(block: &[u8]) -> impl Fn(usize, usize) -> f32 {
-    let (scales, mins) = (f16s(block), f16s(&block[q5_1::MINS..]));
-    let (low, high) = (&block[q5_1::LOW..], &block[q5_1::HIGH..]);
-    move |k, column| {
-        let (low, high) = (bits_at::<4>(low, k, column), bits_at::<1>(high, k, column));
-        scales[column] * f32::from(low | (high << 4)) + mins[column]
+pub(super) fn q4_1<const N: usize>(block: Columns<'_, N>) -> impl Fn(usize) -> [f32; N] {
+    let (scales, mins) = (block.f16s(0), block.f16s(q4_1::MINS));
+    move |k| {
+        let quants = block.bits::<4>(q4_1::QUANTS, k);
+        each(|c| scales[c] * f32::from(quants[c]) + mins[c])
     }
 }
 
 #[inline(always)]
-pub(super) fn q8_0(block: &[u8]) -> impl Fn(usize, usize) -> f32 {
-    let (scales, quants) = (f16s(block), &block[q8_0::QUANTS..]);
-    move |k, column| {
-        let pair = &quants[k / 2 * 2 * PANEL..][..2 * PANEL];
-        scales[column] * f32::from(pair[2 * column + k % 2].cast_signed())
+pub(super) fn q5_0<const N: usize>(block: Columns<'_, N>) -> impl Fn(usize) -> [f32; N] {
+    let scales = block.f16s(0);
+    move |k| {
+        let (low, high) = (block.bits::<4>(q5_0::LOW, k), block.bits::<1>(q5_0::HIGH, k));
+        each(|c| scales[c] * f32::from((low[c] | (high[c] << 4)).cast_signed() - 16))
     }
 }
 
 #[inline(always)]
-pub(super) fn iq4_nl(block: &[u8]) -> impl Fn(usize, usize) -> f32 {
-    let (scales, codes) = (f16s(block), &block[q4_0::QUANTS..]);
-    move |k, column| scales[column] * f32::from(IQ4_VALUES[usize::from(bits_at::<4>(codes, k, column))])
+pub(super) fn q5_1<const N: usize>(block: Columns<'_, N>) -> impl Fn(usize) -> [f32; N] {
+    let (scales, mins) = (block.f16s(0), block.f16s(q5_1::MINS));
+    move |k| {
+        let (low, high) = (block.bits::<4>(q5_1::LOW, k), block.bits::<1>(q5_1::HIGH, k));
+        each(|c| scales[c] * f32::from(low[c] | (high[c] << 4)) + mins[c])
+    }
 }
 
 #[inline(always)]
-pub(super) fn mxfp4(block: &[u8]) -> impl Fn(usize, usize) -> f32 {
-    let (scales, codes) = (bf16s(block), &block[q4_0::QUANTS..]);
-    move |k, column| scales[column] * f32::from(MXFP4_VALUES[usize::from(bits_at::<4>(codes, k, column))])
+pub(super) fn q8_0<const N: usize>(block: Columns<'_, N>) -> impl Fn(usize) -> [f32; N] {
+    let scales = block.f16s(0);
+    move |k| {
+        let pairs = block.row::<2>(q8_0::QUANTS, k / 2);
+        each(|c| scales[c] * f32::from(pairs[c][k % 2].cast_signed()))
+    }
+}
+
+#[inline(always)]
+pub(super) fn iq4_nl<const N: usize>(block: Columns<'_, N>) -> impl Fn(usize) -> [f32; N] {
+    let scales = block.f16s(0);
+    move |k| {
+        let codes = block.bits::<4>(q4_0::QUANTS, k);
+        each(|c| scales[c] * f32::from(IQ4_VALUES[usize::from(codes[c])]))
+    }
+}
+
+#[inline(always)]
+pub(super) fn mxfp4<const N: usize>(block: Columns<'_, N>) -> impl Fn(usize) -> [f32; N] {
+    let scales = bf16s(block.row(0, 0));
+    move |k| {
+        let codes = block.bits::<4>(q4_0::QUANTS, k);
+        each(|c| scales[c] * f32::from(MXFP4_VALUES[usize::from(codes[c])]))
+    }
 }

@@ -1,6 +1,6 @@
 //! Super-blocks of 256 elements: from a stored block into a column of a panel's block, and one element back out.
 
-use super::{PANEL, bits_at, f16s, pack_bits, pack_f16, pack_nibble_halves, row};
+use super::{Columns, PANEL, each, pack_bits, pack_f16, pack_nibble_halves};
 use super::{iq4_xs, q2_k, q3_k, q4_k, q5_k, q6_k};
 use crate::codebook::IQ4_VALUES;
 
@@ -108,77 +108,86 @@ fn one_bit(quants: &[u8], k: usize) -> u8 {
     (quants[k % 32] >> (k / 32)) & 1
 }
 
-/// The value of element `k` of a column, as a function of `(k, column)`; so are the others.
+/// The values of some columns as a function of `k`; so are the others.
 #[inline(always)]
-pub(super) fn q2_k(block: &[u8]) -> impl Fn(usize, usize) -> f32 {
-    let (factors, min_factors) = (f16s(block), f16s(&block[q2_k::MIN_FACTORS..]));
-    let (scales, quants) = (&block[q2_k::SCALES..], &block[q2_k::QUANTS..]);
-    move |k, column| {
-        let scale_and_min = row(scales, k / 16)[column];
-        let scale = factors[column] * f32::from(scale_and_min & 15);
-        let min = min_factors[column] * f32::from(scale_and_min >> 4);
-        scale * f32::from(bits_at::<2>(quants, k, column)) - min
+pub(super) fn q2_k<const N: usize>(block: Columns<'_, N>) -> impl Fn(usize) -> [f32; N] {
+    let (factors, min_factors) = (block.f16s(0), block.f16s(q2_k::MIN_FACTORS));
+    move |k| {
+        let scales_and_mins = block.bytes(q2_k::SCALES, k / 16);
+        let quants = block.bits::<2>(q2_k::QUANTS, k);
+        each(|c| {
+            let scale = factors[c] * f32::from(scales_and_mins[c] & 15);
+            let min = min_factors[c] * f32::from(scales_and_mins[c] >> 4);
+            scale * f32::from(quants[c]) - min
+        })
     }
 }
 
 #[inline(always)]
-pub(super) fn q3_k(block: &[u8]) -> impl Fn(usize, usize) -> f32 {
-    let (factors, scales) = (f16s(block), &block[q3_k::SCALES..]);
-    let (low, high) = (&block[q3_k::LOW..], &block[q3_k::HIGH..]);
-    move |k, column| {
-        let scale = row(scales, k / 16)[column].cast_signed();
-        let (low, high) = (bits_at::<2>(low, k, column), bits_at::<1>(high, k, column));
-        factors[column] * f32::from(scale) * f32::from((low | (high << 2)).cast_signed() - 4)
+pub(super) fn q3_k<const N: usize>(block: Columns<'_, N>) -> impl Fn(usize) -> [f32; N] {
+    let factors = block.f16s(0);
+    move |k| {
+        let scales = block.bytes(q3_k::SCALES, k / 16);
+        let (low, high) = (block.bits::<2>(q3_k::LOW, k), block.bits::<1>(q3_k::HIGH, k));
+        each(|c| {
+            let quant = (low[c] | (high[c] << 2)).cast_signed() - 4;
+            factors[c] * f32::from(scales[c].cast_signed()) * f32::from(quant)
+        })
     }
 }
 
 #[inline(always)]
-pub(super) fn q4_k(block: &[u8]) -> impl Fn(usize, usize) -> f32 {
-    let (scale_and_min, quants) = (k_scales_and_mins(block), &block[q4_k::QUANTS..]);
-    move |k, column| {
-        let (scale, min) = scale_and_min(k / 32, column);
-        scale * f32::from(bits_at::<4>(quants, k, column)) - min
+pub(super) fn q4_k<const N: usize>(block: Columns<'_, N>) -> impl Fn(usize) -> [f32; N] {
+    let scales_and_mins = k_scales_and_mins(block);
+    move |k| {
+        let (scales, mins) = scales_and_mins(k / 32);
+        let quants = block.bits::<4>(q4_k::QUANTS, k);
+        each(|c| scales[c] * f32::from(quants[c]) - mins[c])
     }
 }
 
 #[inline(always)]
-pub(super) fn q5_k(block: &[u8]) -> impl Fn(usize, usize) -> f32 {
-    let (scale_and_min, low, high) = (k_scales_and_mins(block), &block[q5_k::LOW..], &block[q5_k::HIGH..]);
-    move |k, column| {
-        let (scale, min) = scale_and_min(k / 32, column);
-        let (low, high) = (bits_at::<4>(low, k, column), bits_at::<1>(high, k, column));
-        scale * f32::from(low | (high << 4)) - min
+pub(super) fn q5_k<const N: usize>(block: Columns<'_, N>) -> impl Fn(usize) -> [f32; N] {
+    let scales_and_mins = k_scales_and_mins(block);
+    move |k| {
+        let (scales, mins) = scales_and_mins(k / 32);
+        let (low, high) = (block.bits::<4>(q5_k::LOW, k), block.bits::<1>(q5_k::HIGH, k));
+        each(|c| scales[c] * f32::from(low[c] | (high[c] << 4)) - mins[c])
     }
 }
 
-/// Scale and minimum as a function of `(sub-block, column)`.
+/// Scales and minimums as a function of the sub-block.
 #[inline(always)]
-fn k_scales_and_mins(block: &[u8]) -> impl Fn(usize, usize) -> (f32, f32) {
-    let (factors, min_factors) = (f16s(block), f16s(&block[q4_k::MIN_FACTORS..]));
-    let (scales, mins) = (&block[q4_k::SCALES..], &block[q4_k::MINS..]);
-    move |sub, column| {
-        let scale = factors[column] * f32::from(row(scales, sub)[column]);
-        (scale, min_factors[column] * f32::from(row(mins, sub)[column]))
-    }
-}
-
-#[inline(always)]
-pub(super) fn q6_k(block: &[u8]) -> impl Fn(usize, usize) -> f32 {
-    let (factors, scales) = (f16s(block), &block[q6_k::SCALES..]);
-    let (low, high) = (&block[q6_k::LOW..], &block[q6_k::HIGH..]);
-    move |k, column| {
-        let scale = row(scales, k / 16)[column].cast_signed();
-        let (low, high) = (bits_at::<4>(low, k, column), bits_at::<2>(high, k, column));
-        factors[column] * f32::from(scale) * f32::from((low | (high << 4)).cast_signed() - 32)
+fn k_scales_and_mins<const N: usize>(block: Columns<'_, N>) -> impl Fn(usize) -> ([f32; N], [f32; N]) {
+    let (factors, min_factors) = (block.f16s(0), block.f16s(q4_k::MIN_FACTORS));
+    move |sub| {
+        let (scales, mins) = (block.bytes(q4_k::SCALES, sub), block.bytes(q4_k::MINS, sub));
+        (each(|c| factors[c] * f32::from(scales[c])), each(|c| min_factors[c] * f32::from(mins[c])))
     }
 }
 
 #[inline(always)]
-pub(super) fn iq4_xs(block: &[u8]) -> impl Fn(usize, usize) -> f32 {
-    let (factors, scales, codes) = (f16s(block), &block[iq4_xs::SCALES..], &block[iq4_xs::QUANTS..]);
-    move |k, column| {
-        let scale = row(scales, k / 32)[column].cast_signed();
-        let value = IQ4_VALUES[usize::from(bits_at::<4>(codes, k, column))];
-        factors[column] * f32::from(scale) * f32::from(value)
+pub(super) fn q6_k<const N: usize>(block: Columns<'_, N>) -> impl Fn(usize) -> [f32; N] {
+    let factors = block.f16s(0);
+    move |k| {
+        let scales = block.bytes(q6_k::SCALES, k / 16);
+        let (low, high) = (block.bits::<4>(q6_k::LOW, k), block.bits::<2>(q6_k::HIGH, k));
+        each(|c| {
+            let quant = (low[c] | (high[c] << 4)).cast_signed() - 32;
+            factors[c] * f32::from(scales[c].cast_signed()) * f32::from(quant)
+        })
+    }
+}
+
+#[inline(always)]
+pub(super) fn iq4_xs<const N: usize>(block: Columns<'_, N>) -> impl Fn(usize) -> [f32; N] {
+    let factors = block.f16s(0);
+    move |k| {
+        let scales = block.bytes(iq4_xs::SCALES, k / 32);
+        let codes = block.bits::<4>(iq4_xs::QUANTS, k);
+        each(|c| {
+            let value = IQ4_VALUES[usize::from(codes[c])];
+            factors[c] * f32::from(scales[c].cast_signed()) * f32::from(value)
+        })
     }
 }
