@@ -49,6 +49,18 @@ pub(crate) trait Lanes: Values {
     /// `from` is valid for reading 8 values.
     unsafe fn load_f16_pairs(from: *const u32) -> (Self, Self);
 
+    /// `self * b + c` of a chain whose factors are what [`super::bf16_operand`] gives; if one of its products is too large for a finite f32,
+    /// anything that leaves a sum with [`Lanes::any_not_finite`]. For lanes without an instruction for [`Values::fma`].
+    #[inline(always)]
+    fn fma_of_bf16(self, b: Self, c: Self) -> Self {
+        self.fma(b, c)
+    }
+    /// Whether a value is infinite or NaN, if [`Lanes::fma_of_bf16`] is not `fma`.
+    #[inline(always)]
+    fn any_not_finite(self) -> bool {
+        false
+    }
+
     #[inline(always)]
     fn to_array(self) -> [f32; 8] {
         let mut out = [0.0; 8];

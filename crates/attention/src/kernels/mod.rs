@@ -73,7 +73,7 @@ pub(crate) const OPERAND_FLOOR: f32 = 8.881_784e-16;
 /// The right-hand operand of a product, `[k, columns]`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Operand<'a> {
-    /// f32 panels of 16 columns, each `[k][16]`, with `k` rows each.
+    /// f32 panels of 16 columns, each `[k][16]`, with `k` rows each, of bf16 operands.
     Panels { data: &'a [f32], k: usize },
     /// f32 rows `stride` apart.
     F32 { data: &'a [f32], stride: usize },

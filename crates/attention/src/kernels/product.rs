@@ -61,7 +61,6 @@ impl Sink for Fold {
 ///
 /// # Safety
 /// `R` rows of `k.end` elements at `a`, `8 * C` columns from `column` on in `b`, room for them at `out`.
-#[expect(clippy::needless_range_loop, reason = "the same index runs over several register tiles")]
 #[inline(always)]
 unsafe fn micro<L: Lanes, S: Source, W: Sink, const R: usize, const C: usize>(
     (a, a_stride): (*const f32, usize),
@@ -71,6 +70,32 @@ unsafe fn micro<L: Lanes, S: Source, W: Sink, const R: usize, const C: usize>(
     (sink, row): (W, usize),
     (out, out_stride): (*mut f32, usize),
 ) {
+    // SAFETY: the caller's rows and columns.
+    let mut total = unsafe { totals::<L, S, R, C, false>((a, a_stride), b, k, column) };
+    if S::IS_BF16 && total.iter().flatten().fold(false, |any, sum| any | sum.any_not_finite()) {
+        // SAFETY: as above.
+        total = unsafe { totals::<L, S, R, C, true>((a, a_stride), b, k, column) };
+    }
+    for (r, total) in total.into_iter().enumerate() {
+        for (c, total) in total.into_iter().enumerate() {
+            // SAFETY: the caller gives room for these columns.
+            unsafe { sink.put(row + r, out.add(r * out_stride + column + 8 * c), total) };
+        }
+    }
+}
+
+/// The sums of [`micro`]; `FUSED` if [`Lanes::fma_of_bf16`] will not do.
+///
+/// # Safety
+/// As [`micro`], but for `out`.
+#[expect(clippy::needless_range_loop, reason = "the same index runs over several register tiles")]
+#[inline(always)]
+unsafe fn totals<L: Lanes, S: Source, const R: usize, const C: usize, const FUSED: bool>(
+    (a, a_stride): (*const f32, usize),
+    b: S,
+    k: &Range<usize>,
+    column: usize,
+) -> [[L; C]; R] {
     let zero = L::splat(0.0);
     let mut total = [[zero; C]; R];
     let mut at = k.start;
@@ -90,8 +115,8 @@ unsafe fn micro<L: Lanes, S: Source, W: Sink, const R: usize, const C: usize>(
                     (L::splat(*x), L::splat(*x.add(1)))
                 };
                 for c in 0..C {
-                    even[r][c] = x.fma(right[c].0, even[r][c]);
-                    odd[r][c] = y.fma(right[c].1, odd[r][c]);
+                    even[r][c] = multiply_add::<L, S, FUSED>(x, right[c].0, even[r][c]);
+                    odd[r][c] = multiply_add::<L, S, FUSED>(y, right[c].1, odd[r][c]);
                 }
             }
             at += 2;
@@ -103,7 +128,7 @@ unsafe fn micro<L: Lanes, S: Source, W: Sink, const R: usize, const C: usize>(
                 for r in 0..R {
                     // SAFETY: row `r` holds `k.end` elements.
                     let x = L::splat(unsafe { *a.add(r * a_stride + at) });
-                    even[r][c] = x.fma(right, even[r][c]);
+                    even[r][c] = multiply_add::<L, S, FUSED>(x, right, even[r][c]);
                 }
             }
             at += 1;
@@ -114,12 +139,12 @@ unsafe fn micro<L: Lanes, S: Source, W: Sink, const R: usize, const C: usize>(
             }
         }
     }
-    for r in 0..R {
-        for c in 0..C {
-            // SAFETY: the caller gives room for these columns.
-            unsafe { sink.put(row + r, out.add(r * out_stride + column + 8 * c), total[r][c]) };
-        }
-    }
+    total
+}
+
+#[inline(always)]
+fn multiply_add<L: Lanes, S: Source, const FUSED: bool>(x: L, right: L, chain: L) -> L {
+    if S::IS_BF16 && !FUSED { x.fma_of_bf16(right, chain) } else { x.fma(right, chain) }
 }
 
 /// One element by the contract's order, for columns that do not fill a register.
@@ -230,13 +255,13 @@ fn multiply<L: Lanes, W: Sink>(
         match b {
             Operand::Panels { data, k: panel_k } => {
                 for panel in columns.start / PANEL..columns.end / PANEL {
-                    let source = Plain(data.as_ptr().add(panel * panel_k * PANEL), PANEL);
+                    let source = Plain::<true>(data.as_ptr().add(panel * panel_k * PANEL), PANEL);
                     let to = (to.0.add(panel * PANEL), out_stride);
                     all_rows::<L, _, _>(a, source, &k, 0..PANEL, sink, to);
                 }
             }
             Operand::F32 { data, stride } => {
-                all_rows::<L, _, _>(a, Plain(data.as_ptr(), stride), &k, columns, sink, to)
+                all_rows::<L, _, _>(a, Plain::<false>(data.as_ptr(), stride), &k, columns, sink, to)
             }
             Operand::Bf16 { data, stride } => {
                 all_rows::<L, _, _>(a, Bf16Pairs(data.as_ptr(), stride), &k, columns, sink, to)

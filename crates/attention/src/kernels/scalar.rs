@@ -101,6 +101,17 @@ impl Lanes for Array8 {
         let pairs = unsafe { from.cast::<[[f16; 2]; 8]>().read_unaligned() };
         (Self(pairs.map(|p| p[0].to_f32())), Self(pairs.map(|p| p[1].to_f32())))
     }
+    /// Where a processor cannot be taken to have an instruction for it, `mul_add` is a call that costs more than all the rest. A product of two
+    /// bf16 operands has 16 significant bits and is zero or at least 2^-100, so rounding it to f32 changes nothing unless it is too large for
+    /// a finite f32; and then the chain is infinite or NaN from there on.
+    #[inline(always)]
+    fn fma_of_bf16(self, b: Self, c: Self) -> Self {
+        self.times(b).plus(c)
+    }
+    #[inline(always)]
+    fn any_not_finite(self) -> bool {
+        self.0.iter().fold(false, |any, x| any | !x.is_finite())
+    }
 }
 
 impl Kernels for Scalar {

@@ -4,6 +4,9 @@ use super::lanes::Lanes;
 
 /// Where the pairs of a right-hand operand come from.
 pub(super) trait Source: Copy {
+    /// Whether its elements are what [`super::bf16_operand`] gives, and not any f32.
+    const IS_BF16: bool;
+
     /// Elements `(k, k + 1)` of 8 columns; `k` is even.
     ///
     /// # Safety
@@ -21,14 +24,17 @@ pub(super) trait Source: Copy {
     unsafe fn element(self, k: usize, column: usize) -> f32;
 }
 
+/// f32 rows, of bf16 operands or of any numbers.
 #[derive(Clone, Copy)]
-pub(super) struct Plain(pub(super) *const f32, pub(super) usize);
+pub(super) struct Plain<const IS_BF16: bool>(pub(super) *const f32, pub(super) usize);
 #[derive(Clone, Copy)]
 pub(super) struct Bf16Pairs(pub(super) *const u32, pub(super) usize);
 #[derive(Clone, Copy)]
 pub(super) struct F16Pairs(pub(super) *const u32, pub(super) usize);
 
-impl Source for Plain {
+impl<const IS_BF16: bool> Source for Plain<IS_BF16> {
+    const IS_BF16: bool = IS_BF16;
+
     #[inline(always)]
     unsafe fn pair<L: Lanes>(self, k: usize, column: usize) -> (L, L) {
         // SAFETY: the caller keeps both rows inside.
@@ -50,6 +56,8 @@ impl Source for Plain {
 }
 
 impl Source for Bf16Pairs {
+    const IS_BF16: bool = true;
+
     #[inline(always)]
     unsafe fn pair<L: Lanes>(self, k: usize, column: usize) -> (L, L) {
         // SAFETY: the caller keeps the pair inside.
@@ -69,6 +77,8 @@ impl Source for Bf16Pairs {
 }
 
 impl Source for F16Pairs {
+    const IS_BF16: bool = true;
+
     #[inline(always)]
     unsafe fn pair<L: Lanes>(self, k: usize, column: usize) -> (L, L) {
         // SAFETY: the caller keeps the pair inside.

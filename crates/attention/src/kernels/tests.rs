@@ -96,6 +96,34 @@ proptest! {
     }
 
     #[test]
+    fn scalar_products_of_bf16_operands_equal_fused_ones(
+        kind in 0u8..5, rows in 1usize..8, k_end in 1usize..=130, k_start in 0usize..16, narrow: bool, seed: u64,
+    ) {
+        let (mut random, k) = (Random(seed | 1), 2 * k_start.min((k_end - 1) / 2)..k_end);
+        let left: Vec<f32> = (0..rows * k_end).map(|_| random.operand(kind)).collect();
+        let a = Rows { data: &left, stride: k_end, rows };
+        // One panel is also 16 columns of any f32: those keep fused operations.
+        let floats: Vec<f32> = (0..k_end * PANEL).map(|_| random.operand(kind)).collect();
+        let pairs: Vec<u32> = (0..k_end.next_multiple_of(2) / 2 * PANEL)
+            .map(|i| {
+                let at = i / PANEL * 2 * PANEL + i % PANEL;
+                (floats[at].to_bits() >> 16) | floats.get(at + PANEL).map_or(0, |x| x.to_bits())
+            })
+            .collect();
+        let columns = if narrow { 8 } else { PANEL };
+        let product = |b, columns| {
+            let mut out = vec![0.0; rows * PANEL];
+            Scalar.product(a, b, k.clone(), 0..columns, &mut out, PANEL);
+            bits(&out)
+        };
+        let want = product(Operand::F32 { data: &floats, stride: PANEL }, columns);
+        prop_assert_eq!(product(Operand::Bf16 { data: &pairs, stride: PANEL }, columns), want.clone());
+        if !narrow {
+            prop_assert_eq!(product(Operand::Panels { data: &floats, k: k_end }, PANEL), want);
+        }
+    }
+
+    #[test]
     fn softmaxes_and_folds_equal_the_scalar_ones(
         kind in 0u8..3, rows in 1usize..40, start in 0usize..63, len in 1usize..=64, softcap in prop::option::of(0.5f32..30.0), bf16: bool, seed: u64,
     ) {
@@ -130,4 +158,17 @@ proptest! {
             prop_assert_eq!(run!(kernels), want.clone());
         });
     }
+}
+
+#[test]
+fn a_scalar_chain_is_finite_where_one_of_its_products_is_not() {
+    let (x, big) = (2f32.powi(64), 2f32.powi(63));
+    // -1.5 * 2^127, then + 2^128 in the same chain.
+    let mut floats = [0.0; 4 * PANEL];
+    floats[..PANEL].fill(-1.5 * big);
+    floats[2 * PANEL..][..PANEL].fill(x);
+    let a = Rows { data: &[x, 0.0, x, 0.0], stride: 4, rows: 1 };
+    let mut out = [0.0; PANEL];
+    Scalar.product(a, Operand::Panels { data: &floats, k: 4 }, 0..4, 0..PANEL, &mut out, PANEL);
+    assert_eq!(out, [2f32.powi(126); PANEL]);
 }
