@@ -104,7 +104,7 @@ proptest! {
         let a = Rows { data: &left, stride: k_end, rows };
         // One panel is also 16 columns of any f32: those keep fused operations.
         let floats: Vec<f32> = (0..k_end * PANEL).map(|_| random.operand(kind)).collect();
-        let pairs: Vec<u32> = (0..k_end.next_multiple_of(2) / 2 * PANEL)
+        let pairs: Vec<u32> = (0..k_end.div_ceil(2) * PANEL)
             .map(|i| {
                 let at = i / PANEL * 2 * PANEL + i % PANEL;
                 (floats[at].to_bits() >> 16) | floats.get(at + PANEL).map_or(0, |x| x.to_bits())

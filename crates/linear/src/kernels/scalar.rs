@@ -78,7 +78,7 @@ pub(super) fn step(x: &[f32], w: &[f32], multiply_add: impl Fn(f32, f32, f32) ->
 /// A product of two such operands has 16 significant bits and is zero or at least 2^-100, so rounding it to f32 changes nothing unless it
 /// is too large for a finite f32: multiply, then add, gives the bits of the fused operation. A product that is too large becomes an
 /// infinity, which no later addition makes finite again, whatever the fused chain would hold. So finite results are the fused ones, and the
-/// others are found out once more.
+/// others are computed once more.
 pub(super) fn step_of_bf16(x: &[f32], w: &[f32]) -> [f32; PANEL] {
     let added = step(x, w, |x, w, chain| x * w + chain);
     let all_finite = added.iter().fold(true, |all, value| all & value.is_finite());
