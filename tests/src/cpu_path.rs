@@ -10,8 +10,19 @@ pub struct CpuPath {
     pub name: String,
     /// The settings.
     pub settings: CpuSettings,
-    /// Whether plain code or the definition of attention is in it: too slow for trained models and long prompts.
-    pub slow: bool,
+    /// How fast that is.
+    pub pace: Pace,
+}
+
+/// What of a path takes the longest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pace {
+    /// Kernels for vectors alone.
+    Vectors,
+    /// Plain code, four times as slow or so.
+    PlainCode,
+    /// Attention by its definition, a row and a head at a time: too slow for trained models and long prompts.
+    Definition,
 }
 
 impl CpuPath {
@@ -19,8 +30,8 @@ impl CpuPath {
     #[must_use]
     pub fn forced(detected: CpuSettings) -> Vec<Self> {
         let path = |isa: plimsoll_linear::Isa| {
-            let slow = isa == plimsoll_linear::Isa::Scalar;
-            Self { name: isa.name().to_owned(), settings: detected.with_isa(isa), slow }
+            let pace = Pace::of_products(isa);
+            Self { name: isa.name().to_owned(), settings: detected.with_isa(isa), pace }
         };
         plimsoll_linear::Isa::available().map(path).collect()
     }
@@ -31,16 +42,20 @@ impl CpuPath {
         let mut paths = Self::forced(detected);
         for linear_isa in plimsoll_linear::Isa::available() {
             let settings = CpuSettings { linear_isa, ..detected };
-            let slow = linear_isa == plimsoll_linear::Isa::Scalar;
-            paths.push(Self { name: format!("{} in products", linear_isa.name()), settings, slow });
+            let pace = Pace::of_products(linear_isa);
+            paths.push(Self { name: format!("{} in products", linear_isa.name()), settings, pace });
         }
         for attention_isa in Isa::available() {
             for (route, shown) in
                 [(None, ""), (Some(RouteKind::Tiled), ", tiled"), (Some(RouteKind::Reference), ", by definition")]
             {
                 let settings = CpuSettings { attention_isa, attention_route: route, ..detected };
-                let slow = attention_isa == Isa::Scalar || route == Some(RouteKind::Reference);
-                paths.push(Self { name: format!("{} in attention{shown}", attention_isa.name()), settings, slow });
+                let pace = match (route, attention_isa) {
+                    (Some(RouteKind::Reference), _) => Pace::Definition,
+                    (_, Isa::Scalar) => Pace::PlainCode,
+                    _ => Pace::Vectors,
+                };
+                paths.push(Self { name: format!("{} in attention{shown}", attention_isa.name()), settings, pace });
             }
         }
         let settings = CpuSettings {
@@ -49,7 +64,14 @@ impl CpuPath {
             attention_route: Some(RouteKind::Reference),
             ..detected
         };
-        paths.push(Self { name: "scalar, attention by definition".to_owned(), settings, slow: true });
+        let name = "scalar, attention by definition".to_owned();
+        paths.push(Self { name, settings, pace: Pace::Definition });
         paths
+    }
+}
+
+impl Pace {
+    fn of_products(isa: plimsoll_linear::Isa) -> Self {
+        if isa == plimsoll_linear::Isa::Scalar { Self::PlainCode } else { Self::Vectors }
     }
 }

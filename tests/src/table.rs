@@ -2,7 +2,7 @@
 
 use crate::{
     compare::{hash_row, hex, max_abs_diff},
-    cpu_path::CpuPath,
+    cpu_path::{CpuPath, Pace},
     golden::{Form, Tiny, case_names},
     kl::KlCase,
     model,
@@ -223,7 +223,8 @@ pub fn divergence(models: &[(String, &Path)]) -> Result<Table> {
             let kv = KvDtype::Bf16;
             let detected = CpuSettings::detect(THREADS, kv);
             let found = case.measure(&model, detected)?;
-            let paths: Vec<_> = CpuPath::forced(detected).into_iter().filter(|path| !path.slow).collect();
+            let paths: Vec<_> =
+                CpuPath::forced(detected).into_iter().filter(|path| path.pace == Pace::Vectors).collect();
             let mut same_hash = 0;
             for path in &paths {
                 // The best one is what was detected.

@@ -6,7 +6,10 @@ use super::{
     process::Process,
     request::{Cut, Money},
 };
-use crate::{cpu_path::CpuPath, random::Random};
+use crate::{
+    cpu_path::{CpuPath, Pace},
+    random::Random,
+};
 use anyhow::{Context, Result};
 use plimsoll_models::CpuSettings;
 use std::str::FromStr;
@@ -105,8 +108,10 @@ pub enum Scale {
     Trained,
 }
 
-/// Longest prompt that plain code, and attention by its definition, run on trained models.
-pub(super) const PLAIN_CODE_ROWS: usize = 31;
+/// Longest prompt that plain code runs on trained models.
+const PLAIN_CODE_ROWS: usize = 513;
+/// Longest prompt that attention by its definition runs on trained models: a head of a row at a time, on one thread.
+const DEFINITION_ROWS: usize = 31;
 
 /// How a point runs the prompt; what it does not name is as at the base point.
 #[derive(Debug, Clone)]
@@ -180,9 +185,15 @@ pub fn points(scale: Scale, axes: &[Axis], rows: usize, base: CpuSettings) -> Ve
             }
             Axis::Cpu => {
                 let paths = if scale == Scale::Short { CpuPath::forced(base) } else { CpuPath::all(base) };
-                let most = if scale == Scale::Trained { PLAIN_CODE_ROWS } else { usize::MAX };
-                for path in paths.into_iter().filter(|path| !path.slow || rows <= most) {
-                    add(path.name, How::Settings(path.settings));
+                for path in paths {
+                    let most = match path.pace {
+                        Pace::PlainCode if scale == Scale::Trained => PLAIN_CODE_ROWS,
+                        Pace::Definition if scale == Scale::Trained => DEFINITION_ROWS,
+                        _ => usize::MAX,
+                    };
+                    if rows <= most {
+                        add(path.name, How::Settings(path.settings));
+                    }
                 }
             }
             Axis::Budget => {
@@ -261,8 +272,12 @@ mod tests {
     #[test]
     fn plain_code_is_left_out_where_it_would_take_hours() {
         let base = CpuSettings::detect(2, KvDtype::Bf16);
-        let scalar = |scale, rows| points(scale, &[Axis::Cpu], rows, base).iter().any(|p| p.name.contains("scalar"));
-        assert!(scalar(Scale::Trained, 31) && !scalar(Scale::Trained, 513));
-        assert!(scalar(Scale::Tiny, 3000) && scalar(Scale::Short, 130));
+        let has = |scale, rows, name: &str| points(scale, &[Axis::Cpu], rows, base).iter().any(|p| p.name == name);
+        let (plain, definition) = ("scalar in products", "scalar, attention by definition");
+        assert!(has(Scale::Trained, PLAIN_CODE_ROWS, plain) && !has(Scale::Trained, PLAIN_CODE_ROWS + 1, plain));
+        assert!(has(Scale::Trained, 31, definition) && !has(Scale::Trained, 513, definition));
+        assert!(
+            has(Scale::Tiny, 3000, plain) && has(Scale::Tiny, 3000, definition) && has(Scale::Short, 130, "scalar")
+        );
     }
 }
