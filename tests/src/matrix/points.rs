@@ -109,7 +109,7 @@ pub enum Scale {
 }
 
 /// Longest prompt that plain code runs on trained models.
-const PLAIN_CODE_ROWS: usize = 513;
+const PLAIN_CODE_ROWS: usize = 3000;
 /// Longest prompt that attention by its definition runs on trained models: a head of a row at a time, on one thread.
 const DEFINITION_ROWS: usize = 31;
 
