@@ -335,15 +335,15 @@ fn a_hub_that_cannot_be_reached_leaves_the_cache() {
 fn a_slow_host_is_waited_for_and_a_silent_one_is_not() {
     let mut world = World::new();
     // Twenty pieces: slower in all than any one of them may be.
-    world.hub.state().delay = Duration::from_millis(30);
-    world.settings.patience.silence = Duration::from_millis(400);
+    world.hub.state().delay = Duration::from_millis(100);
+    world.settings.patience.silence = Duration::from_millis(1500);
     world.fetch("org/tiny:Q4_0").unwrap();
-    // Silent after every piece: each attempt brings one, so that none of them is in vain.
+    // Silent after every quarter: each attempt brings one, so that none of them is in vain.
     {
         let mut state = world.hub.state();
-        (state.delay, state.falls_silent) = (Duration::ZERO, true);
+        (state.delay, state.silent_after) = (Duration::ZERO, Some(50_001));
     }
-    world.settings.patience.silence = Duration::from_millis(60);
+    world.settings.patience.silence = Duration::from_secs(1);
     world.ranges();
     assert_eq!(fs::read(world.fetch("org/tiny:Q8_0").unwrap()).unwrap(), weights(2));
     assert!(world.ranges().len() > 3);
@@ -351,7 +351,7 @@ fn a_slow_host_is_waited_for_and_a_silent_one_is_not() {
     let start = Instant::now();
     let error = world.fetch("org/tiny:F16").unwrap_err();
     assert!(matches!(error, HubFault::Cut { done_bytes: 0, total_bytes: 200_003, .. }), "{error}");
-    assert!(start.elapsed() < Duration::from_secs(20));
+    assert!(start.elapsed() < Duration::from_secs(60));
 }
 
 #[test]

@@ -122,7 +122,7 @@ fn ctrl_c_ends_a_fetch_and_the_next_one_goes_on() {
     let folder = Folder::new();
     let content: Vec<u8> = (0..100_000u32).map(|i| i.to_le_bytes()[0]).collect();
     let hub = Hub::new([("m.gguf", content.clone())]);
-    hub.state().falls_silent = true;
+    hub.state().silent_after = Some(5_000);
     let fetch = ["models", "fetch", "hf:org/tiny"];
     let child = with_hub(&hub, &folder, &fetch).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let part = folder.path("home/hub/models--org--tiny/blobs").join(server::sha256(&content) + ".plimsoll-part");
@@ -136,7 +136,7 @@ fn ctrl_c_ends_a_fetch_and_the_next_one_goes_on() {
     assert_eq!(String::from_utf8(output.stderr).unwrap(), "error: cancelled while fetching hf:org/tiny\n");
     assert_eq!(output.status.code(), Some(1));
     assert!(start.elapsed() < Duration::from_secs(60));
-    hub.state().falls_silent = false;
+    hub.state().silent_after = None;
     hub.take_requests();
     let path = run(&hub, &folder, &fetch).ok();
     assert_eq!(fs::read(path.trim_end()).unwrap(), content);

@@ -40,8 +40,8 @@ pub(crate) struct State {
     pub(crate) etag: Option<String>,
     /// Before each piece of a large file.
     pub(crate) delay: Duration,
-    /// After a piece of a large file nothing more is said.
-    pub(crate) falls_silent: bool,
+    /// After so many bytes of a large file nothing more is said.
+    pub(crate) silent_after: Option<usize>,
     /// After the head of such an answer nothing more is said.
     pub(crate) is_mute: bool,
     /// Requests as `METHOD path [range] [token]`.
@@ -181,7 +181,7 @@ fn respond(
         };
         let body = &content[start.unwrap_or(0)..];
         let body = &body[..state.cuts.pop_front().unwrap_or(body.len()).min(body.len())];
-        let (delay, falls_silent, is_mute) = (state.delay, state.falls_silent, state.is_mute);
+        let (delay, silent_after, is_mute) = (state.delay, state.silent_after, state.is_mute);
         drop(state);
         let wait_if = |silent: bool| {
             while silent && !ended.load(Ordering::Relaxed) {
@@ -190,12 +190,12 @@ fn respond(
         };
         out.write_all(head.as_bytes())?;
         wait_if(is_mute);
-        for piece in body.chunks(body.len().div_ceil(20).max(1)) {
+        for piece in body.chunks(silent_after.unwrap_or(body.len().div_ceil(20)).max(1)) {
             if !delay.is_zero() {
                 thread::sleep(delay);
             }
             out.write_all(piece)?;
-            wait_if(falls_silent);
+            wait_if(silent_after.is_some());
         }
         return Ok(());
     }
