@@ -12,7 +12,7 @@ mod star;
 
 pub use answer::{Answer, GREEDY_TOKENS};
 pub use history::History;
-pub use points::{Axis, How, Point, Scale, points};
+pub use points::{Axis, DEFINITION_ROWS, How, PLAIN_CODE_ROWS, Point, Scale, points};
 pub use prefix::Cached;
 pub use process::{Programs, answer_alone};
 pub use report::{Report, Row};

@@ -195,7 +195,7 @@ fn header(heads: &[&str]) -> String {
 }
 
 /// Compares trained models, as `(name, file)`, with what the cases `NAME-kl*` keep of their references. Every instruction set must give one
-/// hash; plain code is left out, which would take hours.
+/// hash; plain code is left out, which would take many minutes.
 ///
 /// # Errors
 /// If a model cannot be loaded or run, or has no such case.

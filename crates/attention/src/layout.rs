@@ -64,7 +64,7 @@ impl KvValues {
 /// An f32 K block is `[kv_heads][head_dim][64]`, a V block `[kv_heads][64][v_head_dim]`. With [`KvValues::InKeys`] there is no V block: a call
 /// transposes the values of one head of one block at a time into its scratch, where they lie as in a V block and give the same bits. That moves
 /// `64 * v_head_dim` elements once per block and tile of query rows, all query heads of the KV head taken together: little beside the
-/// products of a full tile, but more than those of a single row of a single head.
+/// products of a full tile, but it takes longer than those of a single row of a single head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct KvLayout {
     /// Key/value heads.

@@ -37,6 +37,7 @@ pub(crate) fn run<K: Kernels>(kernels: K, plan: &Plan, call: &Call<'_>, out: Row
     let fold = Mutex::new(Fold { o: &mut *o, states: &mut *states });
     let q = &*q;
     let layout = call.keys.layout();
+    // Values that are in the keys count as read: they are, to be transposed.
     let item_bytes = (layout.k_block_bytes() + layout.v_block_bytes()) / layout.kv_heads;
     let tasks = if ring.items() * item_bytes < SHARED_BYTES { 1 } else { plan.tasks };
     in_tasks(&mut floats[..plan.task_floats() * tasks], plan.task_floats(), |floats| {

@@ -5,7 +5,8 @@ use crate::{Error, KV_BLOCK_TOKENS, KvLayout, KvValues};
 /// Keys and values of 64 consecutive tokens; each part that is not empty starts at a multiple of 64 bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct KvBlock<'a> {
-    /// Keys, [`KvLayout::k_block_bytes`] long.
+    /// Keys, [`KvLayout::k_block_bytes`] long. As [`KvLayout::write_rows`] stores them: no bf16 number but zero is smaller than 2^-50 in
+    /// magnitude, here and in the values.
     pub k: &'a [u8],
     /// Values, [`KvLayout::v_block_bytes`] long: empty where they are in the keys.
     pub v: &'a [u8],

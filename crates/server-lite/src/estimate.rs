@@ -27,7 +27,7 @@ struct Answer {
     /// Tokens of the answer, beyond the prompt.
     max_tokens: usize,
     weights_bytes: u64,
-    /// For prompt and answer.
+    /// For all tokens of prompt and answer but the last.
     kv_bytes: u64,
     /// What the largest chunk takes beside weights and KV.
     transient_bytes: u64,

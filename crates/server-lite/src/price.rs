@@ -95,6 +95,14 @@ impl Needs {
         }
     }
 
+    /// The longest context of which so many tokens have keys and values.
+    pub(crate) const fn context_of(&self, kv_tokens: usize) -> usize {
+        match self.max_tokens {
+            Some(0) => kv_tokens,
+            _ => kv_tokens.saturating_add(1),
+        }
+    }
+
     /// Bytes of KV and of the smallest passes for a context, in chunks of the fewest rows; `None` past 64 bits.
     pub(crate) fn total(&self, profile: &dyn ChunkPriced, context_tokens: usize) -> Option<u64> {
         let kv_bytes = profile.kv_bytes_in_chunks(self.kv_tokens(context_tokens), self.floor_rows());
@@ -274,6 +282,10 @@ mod tests {
         assert_eq!(total(Some(0), 2_000), 10 * 2_000 + 6_400);
         assert_eq!(total(Some(1), 2_001), total(Some(0), 2_000));
         assert_eq!((total(Some(9), 2_009), total(None, 2_009)), (10 * 2_008 + 6_400, 10 * 2_008 + 6_400));
+        for max_tokens in [Some(0), Some(1), None] {
+            let needs = Needs { max_tokens, ..needs(None) };
+            assert_eq!(needs.kv_tokens(needs.context_of(100)), 100);
+        }
     }
 
     #[test]

@@ -6,7 +6,9 @@ use clap::{Parser, Subcommand};
 use plimsoll_attention::KvDtype;
 use plimsoll_models::CpuSettings;
 use plimsoll_tests::{
-    matrix::{Axis, History, Plan, Programs, Report, Scale, answer_alone, kv_dtype, run},
+    matrix::{
+        Axis, DEFINITION_ROWS, History, PLAIN_CODE_ROWS, Plan, Programs, Report, Scale, answer_alone, kv_dtype, run,
+    },
     subject::{MATRIX_CASES, Subject},
 };
 use std::{
@@ -148,8 +150,8 @@ fn page(args: &Matrix, axes: &[Axis], report: &Report) -> String {
         "# Determinism matrix: {}\n\n\
          {} runs were compared with the base point of their model, type of keys and values, and prompt. {verdict}\n\n\
          A line has the first 16 digits of the SHA-256 of the logits of the prompt's last row, and of the 32 greedy tokens after it. What runs in \
-         the library is also compared in the logits of all these tokens. This CPU has {}. On trained models plain code (`scalar`), and \
-         attention by its definition, run at prompts of up to 31 tokens.\n\n{}\n\n{}",
+         the library is also compared in the logits of all these tokens. This CPU has {}. On trained models plain code (`scalar`) runs \
+         at prompts of up to {PLAIN_CODE_ROWS} tokens, and attention by its definition at up to {DEFINITION_ROWS}.\n\n{}\n\n{}",
         names.collect::<Vec<_>>().join(", "),
         report.compared(),
         sets.join(", "),

@@ -109,9 +109,9 @@ pub enum Scale {
 }
 
 /// Longest prompt that plain code runs on trained models.
-const PLAIN_CODE_ROWS: usize = 3000;
+pub const PLAIN_CODE_ROWS: usize = 3000;
 /// Longest prompt that attention by its definition runs on trained models: a head of a row at a time, on one thread.
-const DEFINITION_ROWS: usize = 31;
+pub const DEFINITION_ROWS: usize = 31;
 
 /// How a point runs the prompt; what it does not name is as at the base point.
 #[derive(Debug, Clone)]

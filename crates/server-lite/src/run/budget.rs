@@ -287,18 +287,19 @@ impl Budget {
         Ok(Admission { max_tokens, is_cut, max_chunk_rows, kv_bytes, transient, kv: Some(kv), kv_tokens })
     }
 
-    /// The longest context, less than `failed_tokens`, that admission would take in `room` once `held_bytes` of this run are given back.
+    /// The longest context with keys and values of less than `failed_kv_tokens` that admission would take in `room` once `held_bytes` of this
+    /// run are given back.
     pub(super) fn longest_in(
         &self,
         room: &Room,
         held_bytes: u64,
         needs: &Needs,
         profile: &dyn ChunkPriced,
-        failed_tokens: usize,
+        failed_kv_tokens: usize,
     ) -> Longest {
         let free_bytes = self.left_in(room, held_bytes);
         let fits = |context| fits(needs, profile, context, free_bytes);
-        longest(needs, longest_that_fits(failed_tokens.saturating_sub(1), fits))
+        longest(needs, longest_that_fits(needs.context_of(failed_kv_tokens.saturating_sub(1)), fits))
     }
 }
 
@@ -475,7 +476,7 @@ mod tests {
         let longest = |held_bytes, failed| budget.longest_in(&room, held_bytes, &needs(1_000, Some(1)), &Plain, failed);
         let Longest::Tokens(tokens) = longest(2_000, 900) else { panic!("{:?}", longest(2_000, 900)) };
         assert!(machine(12_100).admit(&needs(tokens - 1, Some(1)), &Plain).is_ok(), "{tokens}");
-        assert_eq!(longest(1 << 20, 900), Longest::Tokens(899));
+        assert_eq!(longest(1 << 20, 900), Longest::Tokens(900), "keys and values of 899 tokens");
         assert_eq!((longest(0, 1), longest(0, 0)), (Longest::Nothing, Longest::Nothing));
     }
 

@@ -43,9 +43,7 @@ pub(super) fn fill(sequence: &mut Sequence, spec: &KvSpec, tokens: usize) -> Res
 fn append(sequence: &mut Sequence, layer: usize, of: &LayerSpec, start: usize, rows: usize) -> Result<(), Error> {
     match of {
         LayerSpec::Kv(of) => {
-            let layout = of.layout;
-            let (k, v) =
-                (values(rows * layout.kv_heads * layout.head_dim), values(rows * layout.kv_heads * layout.v_head_dim));
+            let (k, v) = (values(rows * of.layout.k_row_elements()), values(rows * of.layout.v_row_elements()));
             sequence.append(layer, start, &k, &v, rows)
         }
         LayerSpec::Recurrent(_) => sequence.advance(layer, start, rows, |step| step.after.copy_from_slice(step.before)),

@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::OsStr;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process;
@@ -94,26 +94,28 @@ impl Folder {
 
     /// A file that is being written, under a lock that says that its writer lives.
     pub(super) fn create_unfinished(&self) -> io::Result<(PathBuf, File)> {
-        let mut tries = CREATE_TRIES;
-        loop {
+        for _ in 0..CREATE_TRIES {
             let path = self.unfinished_path();
-            match OpenOptions::new().write(true).create_new(true).open(&path) {
-                Ok(file) => {
-                    // Who opens the folder right now may have taken the file for one that was left, before it was locked.
-                    file.lock()?;
-                    if path.try_exists()? {
-                        return Ok((path, file));
-                    }
-                }
+            let file = match OpenOptions::new().write(true).create_new(true).open(&path) {
+                Ok(file) => file,
                 // A process with the same number, of another container or computer.
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
                 Err(error) => return Err(error),
+            };
+            // Who opens the folder right now may take the file for one that was left, as long as it is not locked.
+            let locked = match file.try_lock() {
+                Ok(()) => path.try_exists(),
+                Err(TryLockError::WouldBlock) => Ok(false),
+                Err(TryLockError::Error(error)) => Err(error),
+            };
+            match locked {
+                Ok(true) => return Ok((path, file)),
+                // It is gone, or about to go.
+                _ => drop(fs::remove_file(&path)),
             }
-            tries -= 1;
-            if tries == 0 {
-                return Err(io::Error::other(format!("{CREATE_TRIES} new files in a row were removed by others")));
-            }
+            locked?;
         }
+        Err(io::Error::other(format!("{CREATE_TRIES} new files in a row were removed by others")))
     }
 
     fn unfinished_path(&self) -> PathBuf {

@@ -57,16 +57,15 @@ fn a_full_queue_waits_and_leaves_nothing_out() {
 fn a_folder_that_is_opened_while_blocks_are_written_loses_none() {
     let (ledger, folder) = (Ledger::new(Budget::Unlimited), tempfile::tempdir().unwrap());
     let disk = open(folder.path(), u64::MAX);
-    let (blocks, is_done) = (blocks(&ledger, 200), AtomicBool::new(false));
+    let blocks = blocks(&ledger, 200);
     thread::scope(|scope| {
-        scope.spawn(|| {
-            while !is_done.load(Ordering::Relaxed) {
-                Folder::open(folder.path().to_owned(), 1 << 30).unwrap();
-            }
+        let writer = scope.spawn(|| {
+            disk.write(blocks);
+            disk.finish(&|| false);
         });
-        disk.write(blocks);
-        disk.finish(&|| false);
-        is_done.store(true, Ordering::Relaxed);
+        while !writer.is_finished() {
+            Folder::open(folder.path().to_owned(), 1 << 30).unwrap();
+        }
     });
     let stats = disk.stats();
     assert_eq!((stats.files_written, stats.left_out_for_fault), (200, 0), "{stats:?}");

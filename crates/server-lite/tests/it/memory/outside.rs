@@ -106,6 +106,7 @@ fn the_plan_is_what_the_system_counts() {
     let (cases, tiny) = if is_short { (star(), some_tiny()) } else { (matrix(), all_tiny()) };
     let folder = Folder::new();
     let (mut runs, mut faults) = (0, 0);
+    // What takes the longest goes first.
     for model in real.iter().chain(&tiny) {
         for &case in &cases {
             let (line, wrong) = check(&folder, model, case);
