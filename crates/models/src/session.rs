@@ -96,6 +96,11 @@ impl<O: StepObserver> CpuSession<O> {
         Self { executor, sequence, observer }
     }
 
+    /// What it was made of, after all passes.
+    pub fn into_parts(self) -> (CpuExecutor, Sequence, O) {
+        (self.executor, self.sequence, self.observer)
+    }
+
     /// The executor.
     pub fn executor(&self) -> &CpuExecutor {
         &self.executor

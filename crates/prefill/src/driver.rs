@@ -227,6 +227,9 @@ impl Driver {
             PrefillReport { tokens: tokens.clone(), chunks: Vec::new(), outcome: Outcome::Completed, seconds: 0.0 };
         let mut done_tokens = 0;
         let total_tokens = tokens.len();
+        // As priced by `PrefillReport::most_bytes`: a vector that doubles would take up to three times as much. Where there are no addresses
+        // for so many, it grows.
+        let _ = report.chunks.try_reserve_exact(self.options.chunk.most_chunks(total_tokens));
         while done_tokens < total_tokens {
             if cancel.is_cancelled() {
                 report.outcome = Outcome::Cancelled;

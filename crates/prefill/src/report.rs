@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use plimsoll_memguard::{MemorySample, Pressure};
 
-use crate::Held;
+use crate::{ChunkSize, Held};
 
 /// One finished chunk.
 #[derive(Debug, Clone, PartialEq)]
@@ -75,6 +75,12 @@ pub struct PrefillReport {
 }
 
 impl PrefillReport {
+    /// Most bytes that the reports of all chunks take: what a run of so many tokens keeps on the heap until its end.
+    #[must_use]
+    pub fn most_bytes(tokens: usize, chunk: ChunkSize) -> u64 {
+        (chunk.most_chunks(tokens) as u64).saturating_mul(size_of::<ChunkReport>() as u64)
+    }
+
     /// Finished tokens: the keys and values of `tokens.start..tokens.start + done_tokens()` are there.
     #[must_use]
     pub fn done_tokens(&self) -> usize {

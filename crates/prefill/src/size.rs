@@ -31,6 +31,12 @@ impl Default for ChunkSize {
 }
 
 impl ChunkSize {
+    /// Most chunks that so many tokens are cut into, under any pressure.
+    #[must_use]
+    pub fn most_chunks(self, tokens: usize) -> usize {
+        tokens.div_ceil(self.limits(Pressure::Hard).floor_rows)
+    }
+
     /// Granule, floor and ceiling of the next chunks under `pressure`. A fixed size is kept under any.
     pub(crate) fn limits(self, pressure: Pressure) -> ChunkLimits {
         match self {
@@ -64,6 +70,14 @@ mod tests {
 
     fn auto(max_rows: usize) -> ChunkSize {
         ChunkSize::Auto { max_rows: NonZeroUsize::new(max_rows).unwrap() }
+    }
+
+    #[test]
+    fn the_most_chunks_are_those_of_the_fewest_rows() {
+        let seven = ChunkSize::Fixed(NonZeroUsize::new(7).unwrap());
+        assert_eq!([0, 1, 7, 8].map(|tokens| seven.most_chunks(tokens)), [0, 1, 1, 2]);
+        assert_eq!([0, 1, 64, 65, 1_000].map(|tokens| auto(512).most_chunks(tokens)), [0, 1, 1, 2, 16]);
+        assert_eq!(auto(10).most_chunks(25), 3);
     }
 
     #[test]

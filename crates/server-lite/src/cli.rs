@@ -15,6 +15,7 @@ use clap::{
 pub(crate) use engine::{AttentionArg, Beyond, BudgetArgs, DeviceArg, EngineArgs, KvDtypeArg, Limit, QuantizeArg};
 pub(crate) use estimate::{DoctorArgs, EstimateArgs, PassLogitsArg, PlanArgs, Subject, SubjectArgs};
 pub(crate) use hub::hub_settings;
+use plimsoll_prefill::ChunkSize;
 pub(crate) use prefix::PrefixArgs;
 use sampling::SamplingArgs;
 use std::{ffi::OsString, num::NonZeroUsize, path::PathBuf, str::FromStr};
@@ -248,6 +249,16 @@ impl ChunkArg {
         match self {
             Self::Auto => None,
             Self::Rows(rows) => Some(rows.get()),
+        }
+    }
+
+    /// The same for a driver; automatic chunks have at most `max_rows`.
+    pub(crate) fn size(self, max_rows: usize) -> ChunkSize {
+        match self {
+            Self::Auto => {
+                NonZeroUsize::new(max_rows).map_or_else(ChunkSize::default, |max_rows| ChunkSize::Auto { max_rows })
+            }
+            Self::Rows(rows) => ChunkSize::Fixed(rows),
         }
     }
 }

@@ -3,7 +3,7 @@
 use crate::error::AppError;
 use std::{
     fs,
-    io::{self, Write as _},
+    io::{self, BufWriter, Write},
     path::{Path, PathBuf},
 };
 use tempfile::{Builder, NamedTempFile};
@@ -97,13 +97,44 @@ pub(crate) fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
+/// A file that is written bit by bit, and appears under its name once it is whole and on the device.
+#[derive(Debug)]
+pub(crate) struct Output {
+    path: PathBuf,
+    file: BufWriter<NamedTempFile>,
+}
+
+impl Output {
+    pub(crate) fn create(path: &Path) -> Result<Self, AppError> {
+        let file = temporary(folder_of(path), ".writing-").map_err(write_fault(path))?;
+        Ok(Self { path: path.to_owned(), file: BufWriter::new(file) })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where it is written to.
+    pub(crate) fn out(&mut self) -> &mut impl Write {
+        &mut self.file
+    }
+
+    /// Puts the file in place, unless something of it could not be written.
+    pub(crate) fn finish(self, written: io::Result<()>) -> Result<(), AppError> {
+        let Self { path, file } = self;
+        let done = written.and_then(|()| file.into_inner().map_err(|error| error.into_error()));
+        done.and_then(|file| put_in_place(file, &path)).map_err(write_fault(&path))
+    }
+}
+
+fn write_fault(path: &Path) -> impl FnOnce(io::Error) -> AppError {
+    let path = path.to_owned();
+    move |source| AppError::File { doing: "write", path, source }
+}
+
 /// Writes the text of a file that was asked for, as [`write_whole`] does.
 pub(crate) fn write_output(path: &Path, text: &str) -> Result<(), AppError> {
-    write_whole(path, text.as_bytes()).map_err(|source| AppError::File {
-        doing: "write",
-        path: path.to_owned(),
-        source,
-    })
+    write_whole(path, text.as_bytes()).map_err(write_fault(path))
 }
 
 /// Writes a file that appears under its name when it is whole and on the device: a write that the system only promised is told of here.

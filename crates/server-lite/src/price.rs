@@ -2,7 +2,7 @@
 
 use plimsoll_memguard::{ChunkChoice, ChunkLimits, Pass, Profile, TrackerConfig, TransientTracker};
 use plimsoll_models::{CpuProfile, sampler::SamplerParams};
-use plimsoll_prefill::{DEFAULT_MAX_ROWS, GRANULE_ROWS};
+use plimsoll_prefill::{ChunkSize, DEFAULT_MAX_ROWS, GRANULE_ROWS, PrefillReport};
 
 /// Tokens of an answer where the user does not say, if they fit.
 pub(crate) const DEFAULT_MAX_TOKENS: usize = 1024;
@@ -13,7 +13,7 @@ pub(crate) const MAX_CONTEXT_TOKENS: usize = u32::MAX as usize;
 /// Rows of the smallest chunk that prefill may be cut down to.
 pub(crate) const FLOOR_ROWS: usize = 64;
 
-/// Heap that a run needs beside the arena, the KV and what grows with the vocabulary: threads' stacks and queues, block tables, the answer's text.
+/// Heap that a run needs beside the arena, the KV and what grows with vocabulary, chunks and answer: threads' stacks and queues, block tables.
 pub(crate) const RUN_HEAP_BYTES: u64 = 768 << 10;
 
 /// Heap that choosing tokens needs: the logits that decode starts from and the candidates, with biases and penalties the adjusted logits and
@@ -32,9 +32,18 @@ pub(crate) fn sampling_bytes(params: &SamplerParams, vocab_size: usize) -> u64 {
     per_token * vocab_size as u64
 }
 
-/// What is resident beside the weights, and what the run's own heap will take.
-pub(crate) fn overhead_bytes(resident_bytes: u64, weights_bytes: u64, sampling_bytes: u64) -> u64 {
-    resident_bytes.saturating_sub(weights_bytes).saturating_add(RUN_HEAP_BYTES).saturating_add(sampling_bytes)
+/// An answer's ids and, at eight bytes of text a token, its text, in vectors that double.
+const ANSWER_BYTES_PER_TOKEN: u64 = 2 * (4 + 8);
+
+/// Heap that grows with a run: the reports of the chunks of `computed_tokens`, and an answer of `max_tokens`.
+pub(crate) fn growing_bytes(computed_tokens: usize, chunk: ChunkSize, max_tokens: usize) -> u64 {
+    let answer_bytes = ANSWER_BYTES_PER_TOKEN.saturating_mul(max_tokens as u64);
+    PrefillReport::most_bytes(computed_tokens, chunk).saturating_add(answer_bytes)
+}
+
+/// What is resident beside the weights, and what the run's own heap will take: `heap_bytes` beside what every run takes.
+pub(crate) fn overhead_bytes(resident_bytes: u64, weights_bytes: u64, heap_bytes: u64) -> u64 {
+    resident_bytes.saturating_sub(weights_bytes).saturating_add(RUN_HEAP_BYTES).saturating_add(heap_bytes)
 }
 
 /// Heap that packing weights takes beside them: what the threads that pack touch of their stacks and of the allocator's pools.

@@ -4,7 +4,7 @@ use super::{
     budget::{self, Admission, Budget},
     memdbg::MemoryDebug,
     prefix::RunCache,
-    report::{ChunkReport, Load, Memory, Prefill, Report, Speed},
+    report::{Load, Memory, Prefill, Report, Speed},
     trace::Reserved,
 };
 use crate::{
@@ -108,7 +108,7 @@ impl Job<'_> {
                 finish_reason: finish,
                 first_logits_sha256: first.sha256,
                 load,
-                chunks: prefill.chunks.iter().map(ChunkReport::from).collect(),
+                chunks: &prefill.chunks,
                 prefill: Prefill { cached_tokens, speed: Speed::new(prefill.done_tokens(), prefill.seconds) },
                 // The first token comes from the prompt's logits: decode is the passes after it.
                 decode: Speed::new(passes, decode_seconds),

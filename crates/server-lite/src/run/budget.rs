@@ -131,16 +131,17 @@ impl Budget {
         self.reserve_of_budget(Kind::Overhead, bytes, LOADING, Longest::Nothing)
     }
 
-    /// Measures what is resident beside the weights and reserves it, with what the run's own heap will take.
-    pub(super) fn measure_overhead(&mut self, weights_bytes: u64, sampling_bytes: u64) -> Result<(), AppError> {
+    /// Measures what is resident beside the weights and reserves it, with what the run's own heap will take: `heap_bytes` beside what every run
+    /// takes.
+    pub(super) fn measure_overhead(&mut self, weights_bytes: u64, heap_bytes: u64) -> Result<(), AppError> {
         // What loading has freed is not held: without this, the next allocations would be paid for twice.
         alloc::trim();
         let live = self.probe.sample().live.unwrap_or(0);
         let resident = self.resident_bytes().max(live);
         self.unallocated_bytes = resident - live;
         self.resident_after_load_bytes = LinuxProbe::new().memory().rss_bytes;
-        let overhead_bytes = price::overhead_bytes(resident, weights_bytes, sampling_bytes);
-        self.untouched_bytes = RUN_HEAP_BYTES.saturating_add(sampling_bytes);
+        let overhead_bytes = price::overhead_bytes(resident, weights_bytes, heap_bytes);
+        self.untouched_bytes = RUN_HEAP_BYTES.saturating_add(heap_bytes);
         // The machine has given most of it already.
         let what = "what is resident after load";
         let overhead = self.reserve_of_budget(Kind::Overhead, overhead_bytes, what, Longest::Nothing)?;

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     alloc,
-    cli::{ChunkArg, SwitchArg},
+    cli::SwitchArg,
     error::{AppError, Longest, MachineShortfall, Place},
     logits::LogitsFile,
     price::{ChunkPriced, RUN_HEAP_BYTES},
@@ -16,9 +16,9 @@ use crate::{
 use plimsoll_memguard::Room;
 use plimsoll_models::{ExecError, LogitRows, PromptTarget, Session};
 use plimsoll_prefill::{
-    ChunkSize, DEFAULT_MAX_ROWS, Drain, Driver, DriverOptions, Outcome, PrefillError, PrefillReport, StepError,
+    DEFAULT_MAX_ROWS, Drain, Driver, DriverOptions, Outcome, PrefillError, PrefillReport, StepError,
 };
-use std::{num::NonZeroUsize, ops::Range, sync::Arc};
+use std::{ops::Range, sync::Arc};
 
 impl Job<'_> {
     /// Runs the prompt through `session`; its report, and the logits that decode starts from.
@@ -98,11 +98,7 @@ impl Job<'_> {
     /// What keeps this run inside of budget and machine, in prefill and in decode.
     pub(super) fn driver_options(&self, max_chunk_rows: usize) -> DriverOptions {
         let mut options = DriverOptions::new(self.budget.ledger.clone());
-        options.chunk = match self.args.chunk {
-            ChunkArg::Auto => NonZeroUsize::new(max_chunk_rows)
-                .map_or_else(ChunkSize::default, |max_rows| ChunkSize::Auto { max_rows }),
-            ChunkArg::Rows(rows) => ChunkSize::Fixed(rows),
-        };
+        options.chunk = self.args.chunk.size(max_chunk_rows);
         options.probe = Some(Arc::clone(&self.budget.probe));
         // Part of the overhead that was reserved: stacks and tables that the first chunks touch.
         options.guard.slack_bytes = RUN_HEAP_BYTES;

@@ -1,11 +1,11 @@
 //! The JSON object of `plimsoll run --json`.
 
 use plimsoll_memguard::Pressure;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 /// Everything a script may want to know of a run; field names are part of the binary's contract.
 #[derive(Debug, Serialize)]
-pub(super) struct Report {
+pub(super) struct Report<'a> {
     pub(super) model: String,
     pub(super) prompt_tokens: usize,
     pub(super) tokens: Vec<u32>,
@@ -15,7 +15,8 @@ pub(super) struct Report {
     /// SHA-256 of the last prompt row's logits, little-endian f32.
     pub(super) first_logits_sha256: String,
     pub(super) load: Load,
-    pub(super) chunks: Vec<ChunkReport>,
+    #[serde(serialize_with = "one_by_one")]
+    pub(super) chunks: &'a [plimsoll_prefill::ChunkReport],
     pub(super) prefill: Prefill,
     pub(super) decode: Speed,
     pub(super) memory: Memory,
@@ -99,6 +100,11 @@ pub(super) fn pressure_name(pressure: Pressure) -> &'static str {
         Pressure::Soft => "soft",
         Pressure::Hard => "hard",
     }
+}
+
+/// Without a second list of them.
+fn one_by_one<S: Serializer>(chunks: &&[plimsoll_prefill::ChunkReport], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(chunks.iter().map(ChunkReport::from))
 }
 
 impl From<&plimsoll_prefill::ChunkReport> for ChunkReport {

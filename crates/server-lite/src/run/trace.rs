@@ -1,12 +1,20 @@
 //! `--trace-hashes` and `--memory-trace`: what the executor's loop tells when asked.
+//!
+//! What is told goes to a file at once: a run of many steps keeps none of them in memory, which is reserved for other things.
 
 mod picture;
+mod samples;
 
-use crate::{cli::RunArgs, error::AppError, files};
+use crate::{cli::RunArgs, error::AppError, files::Output};
 use plimsoll_memguard::{Probe, system_probe};
-use plimsoll_models::{CpuSession, HashSteps, StepEvent, StepObserver};
-use plimsoll_program::{ChainId, Dims, StepBytes};
-use std::{fmt::Write as _, path::Path, sync::Arc};
+use plimsoll_models::{CpuExecutor, HashSteps, StepEvent, StepObserver};
+use plimsoll_program::{ChainId, MemoryPlan, Program, StepBytes};
+use samples::{Pass, Samples};
+use std::{
+    io::{self, Write},
+    path::Path,
+    sync::Arc,
+};
 
 /// What a trace file is, by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,7 +38,7 @@ impl Kind {
 pub(super) struct Reserved {
     pub(super) weights_bytes: u64,
     pub(super) overhead_bytes: u64,
-    /// For prompt and answer.
+    /// For all tokens of prompt and answer but the last.
     pub(super) kv_bytes: u64,
     /// For the smallest chunk, and for decoding.
     pub(super) smallest_transient_bytes: u64,
@@ -38,88 +46,63 @@ pub(super) struct Reserved {
     pub(super) budget_bytes: Option<u64>,
 }
 
-/// One step of a prefill pass, with the memory of the process after it.
-#[derive(Debug)]
-struct Sample {
-    pass: usize,
-    step: usize,
-    label: String,
-    op: &'static str,
-    footprint_bytes: Option<u64>,
-}
-
-/// Collects hashes and memory of prefill steps; decode passes are left out.
+/// Writes hashes and memory of prefill steps; decode passes are left out.
 pub(super) struct Observers {
-    hashes: Option<HashSteps>,
+    hashes: Option<Hashes>,
+    memory: Option<Memory>,
     /// A pass that ends past the prompt is one of decode.
     prompt_tokens: usize,
-    /// Whether the memory of each step is wanted.
-    memory: bool,
+}
+
+struct Hashes {
+    steps: HashSteps,
+    file: Output,
+    written: io::Result<()>,
+}
+
+struct Memory {
+    samples: Samples,
     probe: Option<Arc<dyn Probe>>,
-    samples: Vec<Sample>,
-    /// Sizes of each prefill pass.
-    passes: Vec<Dims>,
+    file: Output,
+    written: io::Result<()>,
 }
 
 impl Observers {
-    pub(super) fn new(args: &RunArgs, prompt_tokens: usize) -> Self {
-        Self {
+    /// The files that were asked for, begun.
+    pub(super) fn new(args: &RunArgs, prompt_tokens: usize) -> Result<Self, AppError> {
+        let hashes = |path: &Path| {
+            Ok::<_, AppError>(Hashes { steps: HashSteps::default(), file: Output::create(path)?, written: Ok(()) })
+        };
+        let memory = |path: &Path| {
+            let (samples, file) = (Samples::beside(path)?, Output::create(path)?);
+            Ok::<_, AppError>(Memory { samples, probe: system_probe(), file, written: Ok(()) })
+        };
+        Ok(Self {
+            hashes: args.trace_hashes.as_deref().map(hashes).transpose()?,
+            memory: args.memory_trace.as_deref().map(memory).transpose()?,
             prompt_tokens,
-            memory: args.memory_trace.is_some(),
-            hashes: args.trace_hashes.is_some().then(HashSteps::default),
-            probe: system_probe(),
-            samples: Vec::new(),
-            passes: Vec::new(),
-        }
+        })
     }
 
-    /// Writes the files that were asked for.
-    pub(super) fn write(&self, args: &RunArgs, session: &CpuSession<Self>, reserved: Reserved) -> Result<(), AppError> {
-        if let (Some(path), Some(hashes)) = (&args.trace_hashes, &self.hashes) {
-            files::write_output(path, &hash_lines(hashes))?;
+    /// Ends the files that were asked for. `executor`: the one that ran.
+    pub(super) fn write(self, executor: &CpuExecutor, reserved: Reserved) -> Result<(), AppError> {
+        if let Some(Hashes { file, written, .. }) = self.hashes {
+            file.finish(written)?;
         }
-        if let Some(path) = &args.memory_trace {
-            let rows = self.rows(session, reserved);
-            match Kind::of(path) {
-                Some(Kind::Svg) => {
-                    let fault = |message| AppError::Trace { path: path.clone(), message };
-                    files::write_output(path, &picture::draw(&rows, reserved).map_err(fault)?)?;
-                }
-                _ => files::write_output(path, &csv(&rows))?,
-            }
+        let Some(Memory { mut samples, mut file, written, .. }) = self.memory else { return Ok(()) };
+        if written.is_err() {
+            return file.finish(written);
         }
-        Ok(())
-    }
-
-    /// Planned beside measured, step by step.
-    fn rows(&self, session: &CpuSession<Self>, reserved: Reserved) -> Vec<Row<'_>> {
-        let executor = session.executor();
-        let spec = executor.settings().kv_spec(executor.model().architecture());
-        let program = &executor.model().architecture().program;
-        let plans: Vec<_> = self.passes.iter().map(|dims| executor.plan(dims)).collect();
-        // Samples are of the main chain's steps; a timeline holds those of nested chains too.
-        let is_main = |step: &&StepBytes| program.position(step.step).0 == ChainId::MAIN;
-        let timelines: Vec<Vec<_>> = plans.iter().map(|plan| plan.timeline.iter().filter(is_main).collect()).collect();
-        let held_bytes = reserved.weights_bytes + reserved.overhead_bytes;
-        let arenas = plans.iter().map(|plan| plan.peak_bytes).chain([reserved.smallest_transient_bytes]);
-        let reserved_bytes = held_bytes + reserved.kv_bytes + arenas.max().unwrap_or(0);
-        let rows = self.samples.iter().map(|sample| {
-            let Sample { pass, step, .. } = *sample;
-            let (plan, dims) = (&plans[pass], self.passes[pass]);
-            let kv_bytes = spec.bytes(dims.kv_len);
-            let resident = held_bytes + kv_bytes;
-            let transient_bytes = timelines[pass].get(step).map_or(0, |step| step.live_bytes + step.scratch_bytes);
-            Row {
-                sample,
-                dims,
-                kv_bytes,
-                arena_bytes: plan.peak_bytes,
-                planned_bytes: resident + transient_bytes,
-                planned_peak_bytes: resident + plan.peak_bytes,
-                reserved_bytes,
-            }
-        });
-        rows.collect()
+        let timeline = Timeline { executor, reserved };
+        let done = match Kind::of(file.path()) {
+            Some(Kind::Svg) => match timeline.picture(&mut samples) {
+                Ok(Ok(svg)) => file.out().write_all(svg.as_bytes()),
+                Ok(Err(message)) => return Err(AppError::Trace { path: file.path().to_owned(), message }),
+                Err(error) => Err(error),
+            },
+            _ => timeline.csv(&mut samples, file.out()),
+        };
+        file.finish(done)
     }
 }
 
@@ -128,62 +111,101 @@ impl StepObserver for Observers {
         if event.dims.kv_len > self.prompt_tokens || event.depth > 0 {
             return;
         }
-        if event.step == 0 {
-            self.passes.push(event.dims);
-        }
-        if let Some(hashes) = &mut self.hashes {
-            hashes.step(event);
-        }
-        if self.memory {
-            self.samples.push(Sample {
-                pass: self.passes.len() - 1,
-                step: event.step,
-                label: event.label.to_owned(),
-                op: event.op,
-                footprint_bytes: self.probe.as_ref().and_then(|probe| probe.sample().footprint),
+        if let Some(Hashes { steps, file, written: written @ Ok(()) }) = &mut self.hashes {
+            steps.step(event);
+            *written = steps.hashes.drain(..).try_for_each(|entry| {
+                let out = file.out();
+                write!(out, "{}\t{}\t{}\t", entry.step, entry.op, entry.label)?;
+                entry.sha256.iter().try_for_each(|byte| write!(out, "{byte:02x}"))?;
+                writeln!(out)
             });
+        }
+        if let Some(Memory { samples, probe, written: written @ Ok(()), .. }) = &mut self.memory {
+            let footprint_bytes = probe.as_ref().and_then(|probe| probe.sample().footprint);
+            *written = samples.push(event.step, &event.dims, footprint_bytes);
         }
     }
 }
 
-struct Row<'a> {
-    sample: &'a Sample,
-    dims: Dims,
+/// Planned beside measured.
+struct Timeline<'a> {
+    executor: &'a CpuExecutor,
+    reserved: Reserved,
+}
+
+/// What was planned for a pass.
+struct Planned {
     /// Keys and values up to this pass.
     kv_bytes: u64,
     /// The pass's arena.
     arena_bytes: u64,
-    /// Weights, overhead, keys and values up to this pass, and what is live at the step, by the plan.
-    planned_bytes: u64,
-    /// The same with the pass's whole arena: no step of it may be measured above.
-    planned_peak_bytes: u64,
-    /// What the run reserved, prompt and answer together.
-    reserved_bytes: u64,
 }
 
-fn hash_lines(hashes: &HashSteps) -> String {
-    let mut text = String::new();
-    for entry in &hashes.hashes {
-        let _ = write!(text, "{}\t{}\t{}\t", entry.step, entry.op, entry.label); // writing to a String cannot fail
-        for byte in entry.sha256 {
-            let _ = write!(text, "{byte:02x}");
-        }
-        text.push('\n');
+impl Timeline<'_> {
+    fn program(&self) -> &Program {
+        &self.executor.model().architecture().program
     }
-    text
-}
 
-fn csv(rows: &[Row<'_>]) -> String {
-    let mut text =
-        "pass,rows,kv_len,step,label,op,planned_bytes,planned_peak_bytes,reserved_bytes,footprint_bytes\n".to_owned();
-    for row in rows {
-        let Row { sample, dims, planned_bytes, planned_peak_bytes, reserved_bytes, .. } = row;
-        let footprint = sample.footprint_bytes.map_or(String::new(), |bytes| bytes.to_string());
-        let _ = writeln!(
-            text,
-            "{},{},{},{},{},{},{planned_bytes},{planned_peak_bytes},{reserved_bytes},{footprint}",
-            sample.pass, dims.rows, dims.kv_len, sample.step, sample.label, sample.op
-        );
+    fn plan(&self, pass: &Pass) -> (Planned, MemoryPlan) {
+        let spec = self.executor.settings().kv_spec(self.executor.model().architecture());
+        let plan = self.executor.plan(&pass.dims);
+        (Planned { kv_bytes: spec.bytes(pass.dims.kv_len), arena_bytes: plan.peak_bytes }, plan)
     }
-    text
+
+    /// Weights and overhead.
+    fn held_bytes(&self) -> u64 {
+        self.reserved.weights_bytes + self.reserved.overhead_bytes
+    }
+
+    /// A line for every step.
+    fn csv(&self, samples: &mut Samples, out: &mut impl Write) -> io::Result<()> {
+        let mut most_arena_bytes = self.reserved.smallest_transient_bytes;
+        samples.each_pass(|pass| {
+            most_arena_bytes = most_arena_bytes.max(self.plan(pass).0.arena_bytes);
+            Ok(())
+        })?;
+        let reserved_bytes = self.held_bytes() + self.reserved.kv_bytes + most_arena_bytes;
+        writeln!(
+            out,
+            "pass,rows,kv_len,step,label,op,planned_bytes,planned_peak_bytes,reserved_bytes,footprint_bytes"
+        )?;
+        let program = self.program();
+        // Samples are of the main chain's steps; a timeline holds those of nested chains too.
+        let is_main = |step: &&StepBytes| program.position(step.step).0 == ChainId::MAIN;
+        let steps = program.chain(ChainId::MAIN).steps();
+        samples.each_pass(|pass| {
+            let (planned, plan) = self.plan(pass);
+            let resident_bytes = self.held_bytes() + planned.kv_bytes;
+            let planned_peak_bytes = resident_bytes + planned.arena_bytes;
+            let timeline = plan.timeline.iter().filter(is_main);
+            for (((number, footprint), live), step) in pass.footprints.iter().enumerate().zip(timeline).zip(steps) {
+                let planned_bytes = resident_bytes + live.live_bytes + live.scratch_bytes;
+                let footprint = footprint.map_or(String::new(), |bytes| bytes.to_string());
+                writeln!(
+                    out,
+                    "{},{},{},{number},{},{},{planned_bytes},{planned_peak_bytes},{reserved_bytes},{footprint}",
+                    pass.number,
+                    pass.dims.rows,
+                    pass.dims.kv_len,
+                    program.label(step.label),
+                    step.op.name()
+                )?;
+            }
+            Ok(())
+        })
+    }
+
+    fn picture(&self, samples: &mut Samples) -> io::Result<Result<String, String>> {
+        let mut tokens = 0;
+        samples.each_pass(|pass| {
+            tokens = pass.dims.kv_len;
+            Ok(())
+        })?;
+        let mut curves = picture::Curves::new(tokens);
+        samples.each_pass(|pass| {
+            curves.add(pass, &self.plan(pass).0);
+            Ok(())
+        })?;
+        Ok(picture::draw(&curves, self.reserved))
+    }
 }

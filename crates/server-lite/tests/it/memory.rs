@@ -41,6 +41,30 @@ fn weights_that_do_not_fit_are_refused_before_they_are_read() {
     assert!(error.contains("loading the weights") && error.contains("1048576 bytes"), "{error}");
 }
 
+/// What is written or kept of each step and chunk is paid for, or not kept: one row a chunk makes the most of them.
+#[test]
+fn traces_and_reports_of_many_chunks_stay_within_the_plan() {
+    let folder = Folder::new();
+    for (name, tokens) in [("tiny-qwen3_next", 300), ("tiny-one-row", 6_000)] {
+        let Some(golden) = golden(name) else { return };
+        let ids: Vec<u32> = golden.ids.iter().cycle().copied().take(tokens).collect();
+        let (csv, svg, hashes) = (folder.arg("t.csv"), folder.arg("t.svg"), folder.arg("hashes"));
+        let traces = [&[][..], &["--memory-trace", &csv], &["--memory-trace", &svg], &["--trace-hashes", &hashes]];
+        // Long prompts are slow to trace, and what is kept of a chunk shows without.
+        for trace in &traces[..if tokens > 1_000 { 1 } else { 4 }] {
+            let args = [&["--json", "-n", "1", "--chunk", "1", "--threads", "1"][..], trace].concat();
+            let json = run_ids(&folder, &golden.model, &ids, &args).json();
+            assert_eq!(json["chunks"].as_array().unwrap().len(), tokens);
+            let bytes = |name: &str| json["memory"][name].as_u64().unwrap();
+            let (plan, measured) = (bytes("planned_peak_bytes"), bytes("measured_peak_bytes"));
+            assert!(measured <= plan, "{name} {trace:?}: {measured} bytes measured, {plan} planned");
+            // What is live is not all that is resident: the system counts whole pages.
+            let footprint = json["memory"]["footprint_peak_bytes"].as_u64().unwrap_or(0);
+            assert!(footprint <= plan + MIB, "{name} {trace:?}: footprint {footprint}, {plan} planned");
+        }
+    }
+}
+
 #[test]
 fn the_longest_context_that_a_refusal_names_fits_and_one_token_more_does_not() {
     // A block of 64 tokens of KV is 4 MiB: far above what the resident size differs by between two runs.
