@@ -4,11 +4,11 @@ use crate::{
     cli::{Beyond, DeviceArg, EstimateArgs, Limit},
     error::AppError,
     fetch::Sources,
-    price::{self, ChunkPriced, MAX_CONTEXT_TOKENS, Needs, longest_that_fits},
+    price::{ChunkPriced, MAX_CONTEXT_TOKENS, Needs, longest_that_fits},
     priced::{OVERHEAD_SLACK_BYTES, Priced},
 };
 use plimsoll_memguard::{ByteSize, Ceilings, Profile, TransientSource};
-use plimsoll_prefill::{CancelToken, DEFAULT_MAX_ROWS};
+use plimsoll_prefill::CancelToken;
 use serde::Serialize;
 use std::{
     fmt::Write as _,
@@ -102,10 +102,12 @@ impl Question<'_> {
         let (context, max_tokens) = (args.context.get(), args.max_tokens);
         let needs = self.needs(context, max_tokens);
         let budget = limit.bytes.unwrap_or(u64::MAX);
-        let (weights_bytes, overhead_bytes) = (priced.weights_bytes(), self.overhead_bytes(context, max_tokens));
-        let resident_bytes = weights_bytes.saturating_add(overhead_bytes);
+        let (weights_bytes, overhead_bytes) = (priced.weights_bytes(), priced.overhead_bytes(context));
+        let loaded_bytes = weights_bytes.saturating_add(overhead_bytes);
         // As admission chooses it.
-        let max_rows = needs.max_chunk_rows(*priced, context + max_tokens, budget.saturating_sub(resident_bytes));
+        let max_rows = needs.max_chunk_rows(*priced, context + max_tokens, budget.saturating_sub(loaded_bytes));
+        let overhead_bytes = overhead_bytes.saturating_add(needs.heap_bytes(context + max_tokens));
+        let resident_bytes = weights_bytes.saturating_add(overhead_bytes);
         let kv_bytes = priced.kv_bytes_in_chunks(needs.kv_tokens(context + max_tokens), max_rows);
         let smallest_budget_bytes = self.smallest_budget(context, max_tokens);
         let fits = smallest_budget_bytes <= budget;
@@ -153,12 +155,8 @@ impl Question<'_> {
             context_length: self.priced.trained_context.unwrap_or(usize::MAX),
             chunk_rows: self.args.chunk.fixed_rows(),
             all_logits: false,
+            synthetic_tokens: 0,
         }
-    }
-
-    fn overhead_bytes(&self, prompt_tokens: usize, max_tokens: usize) -> u64 {
-        let chunk = self.args.chunk.size(DEFAULT_MAX_ROWS);
-        self.priced.overhead_bytes(prompt_tokens, price::growing_bytes(prompt_tokens, chunk, max_tokens))
     }
 
     /// What a run reserves before its first token: while it reads the text side, while it reads the weights, then for the prompt with its answer.
@@ -167,7 +165,7 @@ impl Question<'_> {
         let weights = priced.weights_bytes();
         let needs = self.needs(prompt_tokens, max_tokens);
         let total = needs.total(priced, prompt_tokens + max_tokens).unwrap_or(u64::MAX);
-        let admitted = weights.saturating_add(self.overhead_bytes(prompt_tokens, max_tokens)).saturating_add(total);
+        let admitted = weights.saturating_add(priced.overhead_bytes(prompt_tokens)).saturating_add(total);
         let loading = priced.loading_bytes.max(priced.weights_loading_bytes(self.args.engine.quantize.is_some()));
         admitted.max(weights.saturating_add(loading))
     }

@@ -164,7 +164,7 @@ impl Timeline {
             arena_bytes: plan.peak_bytes,
             peak_step,
             peak_live,
-            overhead_bytes: priced.overhead_bytes(dims.kv_len, 0),
+            overhead_bytes: priced.overhead_bytes(dims.kv_len),
             budget_bytes,
             steps,
         })

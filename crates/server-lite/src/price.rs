@@ -3,6 +3,7 @@
 use plimsoll_memguard::{ChunkChoice, ChunkLimits, Pass, Profile, TrackerConfig, TransientTracker};
 use plimsoll_models::{CpuProfile, sampler::SamplerParams};
 use plimsoll_prefill::{ChunkSize, DEFAULT_MAX_ROWS, GRANULE_ROWS, PrefillReport};
+use std::num::NonZeroUsize;
 
 /// Tokens of an answer where the user does not say, if they fit.
 pub(crate) const DEFAULT_MAX_TOKENS: usize = 1024;
@@ -13,7 +14,8 @@ pub(crate) const MAX_CONTEXT_TOKENS: usize = u32::MAX as usize;
 /// Rows of the smallest chunk that prefill may be cut down to.
 pub(crate) const FLOOR_ROWS: usize = 64;
 
-/// Heap that a run needs beside the arena, the KV and what grows with vocabulary, chunks and answer: threads' stacks and queues, block tables.
+/// Heap that a run needs beside the arena, the KV and what grows with the vocabulary: threads' stacks and queues, block tables, and the beginning of
+/// what grows with prompt and answer.
 pub(crate) const RUN_HEAP_BYTES: u64 = 768 << 10;
 
 /// Heap that choosing tokens needs: the logits that decode starts from and the candidates, with biases and penalties the adjusted logits and
@@ -35,15 +37,12 @@ pub(crate) fn sampling_bytes(params: &SamplerParams, vocab_size: usize) -> u64 {
 /// An answer's ids and, at eight bytes of text a token, its text, in vectors that double.
 const ANSWER_BYTES_PER_TOKEN: u64 = 2 * (4 + 8);
 
-/// Heap that grows with a run: the reports of the chunks of `computed_tokens`, and an answer of `max_tokens`.
-pub(crate) fn growing_bytes(computed_tokens: usize, chunk: ChunkSize, max_tokens: usize) -> u64 {
-    let answer_bytes = ANSWER_BYTES_PER_TOKEN.saturating_mul(max_tokens as u64);
-    PrefillReport::most_bytes(computed_tokens, chunk).saturating_add(answer_bytes)
-}
+/// So much of what grows with prompt and answer is part of [`RUN_HEAP_BYTES`]: some 350 chunks, or 5,000 tokens of an answer.
+const GROWTH_IN_RUN_HEAP_BYTES: u64 = 128 << 10;
 
-/// What is resident beside the weights, and what the run's own heap will take: `heap_bytes` beside what every run takes.
-pub(crate) fn overhead_bytes(resident_bytes: u64, weights_bytes: u64, heap_bytes: u64) -> u64 {
-    resident_bytes.saturating_sub(weights_bytes).saturating_add(RUN_HEAP_BYTES).saturating_add(heap_bytes)
+/// What is resident beside the weights, and what the run's own heap will take.
+pub(crate) fn overhead_bytes(resident_bytes: u64, weights_bytes: u64, sampling_bytes: u64) -> u64 {
+    resident_bytes.saturating_sub(weights_bytes).saturating_add(RUN_HEAP_BYTES).saturating_add(sampling_bytes)
 }
 
 /// Heap that packing weights takes beside them: what the threads that pack touch of their stacks and of the allocator's pools.
@@ -93,6 +92,8 @@ pub(crate) struct Needs {
     pub(crate) chunk_rows: Option<usize>,
     /// Whether the logits of every prompt row are wanted, or of the last alone.
     pub(crate) all_logits: bool,
+    /// Tokens at the prompt's beginning that go through no chunk.
+    pub(crate) synthetic_tokens: usize,
 }
 
 impl Needs {
@@ -115,7 +116,22 @@ impl Needs {
     /// Bytes of KV and of the smallest passes for a context, in chunks of the fewest rows; `None` past 64 bits.
     pub(crate) fn total(&self, profile: &dyn ChunkPriced, context_tokens: usize) -> Option<u64> {
         let kv_bytes = profile.kv_bytes_in_chunks(self.kv_tokens(context_tokens), self.floor_rows());
-        kv_bytes.checked_add(self.smallest_transient(profile, context_tokens))
+        kv_bytes
+            .checked_add(self.smallest_transient(profile, context_tokens))?
+            .checked_add(self.heap_bytes(context_tokens))
+    }
+
+    /// Heap that grows with a context: the reports of all chunks of a prompt, ids and text of an answer.
+    pub(crate) fn heap_bytes(&self, context_tokens: usize) -> u64 {
+        let answer = match self.max_tokens {
+            Some(max_tokens) => max_tokens.min(context_tokens),
+            None => context_tokens.saturating_sub(self.prompt_tokens),
+        };
+        let computed = (context_tokens - answer).saturating_sub(self.synthetic_tokens);
+        let chunk = self.chunk_rows.and_then(NonZeroUsize::new).map_or_else(ChunkSize::default, ChunkSize::Fixed);
+        let answer_bytes = ANSWER_BYTES_PER_TOKEN.saturating_mul(answer as u64);
+        let bytes = PrefillReport::most_bytes(computed, chunk).saturating_add(answer_bytes);
+        bytes.saturating_sub(GROWTH_IN_RUN_HEAP_BYTES)
     }
 
     /// Rows of the smallest chunk.
@@ -145,10 +161,13 @@ impl Needs {
         if let Some(rows) = self.chunk_rows {
             return rows;
         }
+        let heap_bytes = self.heap_bytes(context_tokens);
         let kv_bytes = |rows: usize| profile.kv_bytes_in_chunks(self.kv_tokens(context_tokens), rows);
         let fits = |rows: usize| {
             let transient_bytes = self.transient_in_chunks(profile, context_tokens, rows);
-            kv_bytes(rows).checked_add(transient_bytes).is_some_and(|bytes| bytes <= free_bytes)
+            kv_bytes(rows)
+                .checked_add(transient_bytes)
+                .is_some_and(|bytes| bytes <= free_bytes.saturating_sub(heap_bytes))
         };
         let most = DEFAULT_MAX_ROWS / GRANULE_ROWS;
         let rows = longest_that_fits(most, |count| count == 0 || fits(count * GRANULE_ROWS)).max(1) * GRANULE_ROWS;
@@ -271,7 +290,14 @@ mod tests {
     }
 
     fn needs(chunk_rows: Option<usize>) -> Needs {
-        Needs { prompt_tokens: 2_000, max_tokens: Some(1), context_length: 8_192, chunk_rows, all_logits: false }
+        Needs {
+            prompt_tokens: 2_000,
+            max_tokens: Some(1),
+            context_length: 8_192,
+            chunk_rows,
+            all_logits: false,
+            synthetic_tokens: 0,
+        }
     }
 
     #[test]
@@ -295,6 +321,22 @@ mod tests {
             let needs = Needs { max_tokens, ..needs(None) };
             assert_eq!(needs.kv_tokens(needs.context_of(100)), 100);
         }
+    }
+
+    #[test]
+    fn what_grows_with_prompt_and_answer_is_priced_where_it_is_much() {
+        let of = |prompt_tokens: usize, max_tokens, chunk_rows, synthetic_tokens| {
+            let needs = Needs { prompt_tokens, max_tokens, synthetic_tokens, ..needs(chunk_rows) };
+            needs.heap_bytes(prompt_tokens + max_tokens.unwrap_or(1_000))
+        };
+        assert_eq!((of(8_000, Some(1_000), None, 0), of(200, None, Some(1), 0)), (0, 0));
+        let chunk_bytes = size_of::<plimsoll_prefill::ChunkReport>() as u64;
+        assert_eq!(of(100_000, Some(0), Some(1), 0), 100_000 * chunk_bytes - (128 << 10));
+        assert_eq!(of(100_000, Some(0), Some(1), 60_000), 40_000 * chunk_bytes - (128 << 10));
+        assert_eq!(of(64_000, Some(0), None, 0), 1_000 * chunk_bytes - (128 << 10));
+        assert_eq!(of(1, Some(100_000), None, 0), 2_400_000 + chunk_bytes - (128 << 10));
+        let needs = Needs { max_tokens: None, ..needs(Some(1)) };
+        assert!((1..9_000).all(|context| needs.heap_bytes(context) <= needs.heap_bytes(context + 1)));
     }
 
     #[test]

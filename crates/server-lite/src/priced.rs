@@ -130,13 +130,13 @@ impl Priced {
         &self.settings
     }
 
-    /// What a run of a prompt of this length would measure beside weights, KV and transients, with what chunks and answer leave on its heap,
-    /// rounded up. `run` reserves what it measures, which is at most this and at least 2 MiB less; a test holds both together.
-    pub(crate) fn overhead_bytes(&self, prompt_tokens: usize, growing_bytes: u64) -> u64 {
+    /// What a run of a prompt of this length would measure beside weights, KV and transients, rounded up. `run` reserves what it
+    /// measures, which is at most this and at least 2 MiB less; a test holds both together.
+    pub(crate) fn overhead_bytes(&self, prompt_tokens: usize) -> u64 {
         let prompt = PROMPT_BYTES_PER_TOKEN.saturating_mul(prompt_tokens as u64);
         let resident = self.resident_in_a_run().saturating_add(prompt);
         let sampling = price::sampling_bytes(&SamplerParams::default(), self.vocab_size);
-        let bytes = price::overhead_bytes(resident, 0, sampling.saturating_add(growing_bytes));
+        let bytes = price::overhead_bytes(resident, 0, sampling);
         bytes.checked_next_multiple_of(OVERHEAD_GRANULE_BYTES).unwrap_or(u64::MAX)
     }
 

@@ -131,17 +131,16 @@ impl Budget {
         self.reserve_of_budget(Kind::Overhead, bytes, LOADING, Longest::Nothing)
     }
 
-    /// Measures what is resident beside the weights and reserves it, with what the run's own heap will take: `heap_bytes` beside what every run
-    /// takes.
-    pub(super) fn measure_overhead(&mut self, weights_bytes: u64, heap_bytes: u64) -> Result<(), AppError> {
+    /// Measures what is resident beside the weights and reserves it, with what the run's own heap will take.
+    pub(super) fn measure_overhead(&mut self, weights_bytes: u64, sampling_bytes: u64) -> Result<(), AppError> {
         // What loading has freed is not held: without this, the next allocations would be paid for twice.
         alloc::trim();
         let live = self.probe.sample().live.unwrap_or(0);
         let resident = self.resident_bytes().max(live);
         self.unallocated_bytes = resident - live;
         self.resident_after_load_bytes = LinuxProbe::new().memory().rss_bytes;
-        let overhead_bytes = price::overhead_bytes(resident, weights_bytes, heap_bytes);
-        self.untouched_bytes = RUN_HEAP_BYTES.saturating_add(heap_bytes);
+        let overhead_bytes = price::overhead_bytes(resident, weights_bytes, sampling_bytes);
+        self.untouched_bytes = RUN_HEAP_BYTES.saturating_add(sampling_bytes);
         // The machine has given most of it already.
         let what = "what is resident after load";
         let overhead = self.reserve_of_budget(Kind::Overhead, overhead_bytes, what, Longest::Nothing)?;
@@ -259,8 +258,8 @@ impl Budget {
         })
     }
 
-    /// Reserves keys and values for prompt and answer, and transients for the smallest chunk and for decoding: all that budget and machine must
-    /// have, by one reading of both.
+    /// Reserves keys and values for prompt and answer, transients for the smallest chunk and for decoding, and what grows on the heap: all that
+    /// budget and machine must have, by one reading of both.
     pub(super) fn admit(&mut self, needs: &Needs, profile: &dyn ChunkPriced) -> Result<Admission, AppError> {
         let left = self.left();
         self.refuse_past(&left, needs, profile)?;
@@ -284,6 +283,10 @@ impl Budget {
         let transient_bytes = needs.smallest_transient(profile, context);
         let transient =
             self.reserve_of_budget(Kind::Transient, transient_bytes, "the smallest chunk", Longest::Unknown)?;
+        let heap_bytes = needs.heap_bytes(context);
+        let heap = self.reserve_of_budget(Kind::Overhead, heap_bytes, PROMPT, Longest::Unknown)?;
+        self.held.push(heap);
+        self.untouched_bytes = self.untouched_bytes.saturating_add(heap_bytes);
         let is_cut = max_tokens < wanted_tokens;
         Ok(Admission { max_tokens, is_cut, max_chunk_rows, kv_bytes, transient, kv: Some(kv), kv_tokens })
     }
@@ -352,6 +355,7 @@ pub(super) fn needs(args: &RunArgs, prompt_tokens: usize, architecture: &Archite
         context_length: architecture.dimensions.context_length,
         chunk_rows: args.chunk.fixed_rows(),
         all_logits: args.all_logits(),
+        synthetic_tokens: args.synthetic_kv,
     }
 }
 
@@ -373,7 +377,14 @@ mod tests {
     }
 
     fn needs(prompt_tokens: usize, max_tokens: Option<usize>) -> Needs {
-        Needs { prompt_tokens, max_tokens, context_length: 8192, chunk_rows: None, all_logits: false }
+        Needs {
+            prompt_tokens,
+            max_tokens,
+            context_length: 8192,
+            chunk_rows: None,
+            all_logits: false,
+            synthetic_tokens: 0,
+        }
     }
 
     /// 10 bytes a token of context, 100 a row of a pass.

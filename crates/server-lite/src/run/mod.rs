@@ -30,7 +30,7 @@ use plimsoll_models::{
     Checkpoint, CpuExecutor, CpuProfile, CpuSession, CpuSettings, ExecError, LoadPlan, Model, ModelError, StepObserver,
     sampler::{Sampler, StopMatcher},
 };
-use plimsoll_prefill::{CancelToken, DEFAULT_MAX_ROWS};
+use plimsoll_prefill::CancelToken;
 use std::{path::Path, sync::Arc, time::Instant};
 use trace::{Observers, Reserved};
 
@@ -92,11 +92,7 @@ pub(crate) fn run(args: &RunArgs, sources: &Sources, cancel: &CancelToken) -> Re
     let executor = CpuExecutor::new(Arc::clone(&model), settings)?.with_cancel(cancel.clone());
     // So is what the cache's writer has, whose thread starts here.
     let cache = prefix::open(args, &model, &budget, &settings, cancel)?;
-    let computed_tokens = prompt.len() - args.synthetic_kv;
-    let growing_bytes =
-        price::growing_bytes(computed_tokens, args.chunk.size(DEFAULT_MAX_ROWS), args.max_tokens.unwrap_or(0));
-    let sampling_bytes = price::sampling_bytes(sampler.params(), vocab_size);
-    budget.measure_overhead(model.weights_bytes(), sampling_bytes.saturating_add(growing_bytes))?;
+    budget.measure_overhead(model.weights_bytes(), price::sampling_bytes(sampler.params(), vocab_size))?;
 
     // Only a chat template begins a turn; ids are gone on from as they are.
     let continues = text.as_ref().is_none_or(|(_, template)| template.is_none());
