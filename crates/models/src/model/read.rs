@@ -234,8 +234,8 @@ mod tests {
             assert_eq!(packed.bytes(), 32 << 20);
             watch.join().unwrap()
         });
-        // A piece, and what the system reads around a fault.
-        assert!(most <= PIECE_BYTES + (1 << 20), "{most} bytes of the file were resident at once");
+        // A piece, another that came while the system counted, and what it reads around a fault.
+        assert!(most <= 2 * PIECE_BYTES + (1 << 20), "{most} bytes of the file were resident at once");
         assert!(resident_bytes(out.path()) <= 1 << 17, "pages are resident after packing");
     }
 }
