@@ -79,8 +79,7 @@ fn check_output(flag: &str, path: &Path) -> Result<(), AppError> {
         return refused(&format!("there is no folder {}", folder.display()));
     }
     // The file itself is written the same way: what fails later fails now.
-    let fault = |source| AppError::File { doing: "write", path: path.to_owned(), source };
-    temporary(folder, ".writing-").map_err(fault)?;
+    temporary(folder, ".writing-").map_err(write_fault(path))?;
     Ok(())
 }
 
@@ -127,7 +126,8 @@ impl Output {
     }
 }
 
-fn write_fault(path: &Path) -> impl FnOnce(io::Error) -> AppError {
+/// What an error on the way to an output's file becomes.
+pub(crate) fn write_fault(path: &Path) -> impl FnOnce(io::Error) -> AppError {
     let path = path.to_owned();
     move |source| AppError::File { doing: "write", path, source }
 }
@@ -145,7 +145,7 @@ pub(crate) fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
 }
 
 /// Renames a written file to its name once the device has it.
-pub(crate) fn put_in_place(file: NamedTempFile, path: &Path) -> io::Result<()> {
+fn put_in_place(file: NamedTempFile, path: &Path) -> io::Result<()> {
     file.as_file().sync_all()?;
     file.persist(path).map_err(|error| error.error)?;
     Ok(())

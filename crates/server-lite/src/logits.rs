@@ -1,24 +1,19 @@
 //! `--logits-out`: prompt ids and logits as safetensors, written row by row, so that no run holds all logits at once.
 
-use crate::{error::AppError, files};
-use std::{
-    io::{BufWriter, Write},
-    path::{Path, PathBuf},
+use crate::{
+    error::AppError,
+    files::{Output, write_fault},
 };
+use std::{io::Write, path::Path};
 
 /// A safetensors file under way: `ids` (i64 `[prompt_tokens]`) and `logits` (f32 `[rows, vocab_size]`). It appears under its name when it is whole.
 #[derive(Debug)]
-pub(crate) struct LogitsFile {
-    path: PathBuf,
-    out: BufWriter<tempfile::NamedTempFile>,
-}
+pub(crate) struct LogitsFile(Output);
 
 impl LogitsFile {
     /// Starts a file for the logits of all prompt rows, or of the last.
     pub(crate) fn create(path: &Path, prompt: &[u32], all_rows: bool, vocab_size: usize) -> Result<Self, AppError> {
-        let fault = |source| AppError::File { doing: "write", path: path.to_owned(), source };
-        let file = files::temporary(files::folder_of(path), ".logits-").map_err(fault)?;
-        let mut this = Self { path: path.to_owned(), out: BufWriter::new(file) };
+        let mut this = Self(Output::create(path)?);
         this.write_header(prompt, if all_rows { prompt.len() } else { 1 }, vocab_size)?;
         Ok(this)
     }
@@ -50,13 +45,11 @@ impl LogitsFile {
 
     /// Puts the file in place.
     pub(crate) fn finish(self) -> Result<(), AppError> {
-        let fault = |source| AppError::File { doing: "write", path: self.path.clone(), source };
-        let file = self.out.into_inner().map_err(|error| fault(error.into_error()))?;
-        files::put_in_place(file, &self.path).map_err(fault)
+        self.0.finish(Ok(()))
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), AppError> {
-        self.out.write_all(bytes).map_err(|source| AppError::File { doing: "write", path: self.path.clone(), source })
+        self.0.out().write_all(bytes).map_err(write_fault(self.0.path()))
     }
 }
 

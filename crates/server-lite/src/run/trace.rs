@@ -46,6 +46,13 @@ pub(super) struct Reserved {
     pub(super) budget_bytes: Option<u64>,
 }
 
+impl Reserved {
+    /// What is held from the load on: weights and overhead.
+    fn held_bytes(&self) -> u64 {
+        self.weights_bytes + self.overhead_bytes
+    }
+}
+
 /// Writes hashes and memory of prefill steps; decode passes are left out.
 pub(super) struct Observers {
     hashes: Option<Hashes>,
@@ -152,11 +159,6 @@ impl Timeline<'_> {
         (Planned { kv_bytes: spec.bytes(pass.dims.kv_len), arena_bytes: plan.peak_bytes }, plan)
     }
 
-    /// Weights and overhead.
-    fn held_bytes(&self) -> u64 {
-        self.reserved.weights_bytes + self.reserved.overhead_bytes
-    }
-
     /// A line for every step.
     fn csv(&self, samples: &mut Samples, out: &mut impl Write) -> io::Result<()> {
         let mut most_arena_bytes = self.reserved.smallest_transient_bytes;
@@ -164,7 +166,7 @@ impl Timeline<'_> {
             most_arena_bytes = most_arena_bytes.max(self.plan(pass).0.arena_bytes);
             Ok(())
         })?;
-        let reserved_bytes = self.held_bytes() + self.reserved.kv_bytes + most_arena_bytes;
+        let reserved_bytes = self.reserved.held_bytes() + self.reserved.kv_bytes + most_arena_bytes;
         writeln!(
             out,
             "pass,rows,kv_len,step,label,op,planned_bytes,planned_peak_bytes,reserved_bytes,footprint_bytes"
@@ -175,7 +177,7 @@ impl Timeline<'_> {
         let steps = program.chain(ChainId::MAIN).steps();
         samples.each_pass(|pass| {
             let (planned, plan) = self.plan(pass);
-            let resident_bytes = self.held_bytes() + planned.kv_bytes;
+            let resident_bytes = self.reserved.held_bytes() + planned.kv_bytes;
             let planned_peak_bytes = resident_bytes + planned.arena_bytes;
             let timeline = plan.timeline.iter().filter(is_main);
             for (((number, footprint), live), step) in pass.footprints.iter().enumerate().zip(timeline).zip(steps) {

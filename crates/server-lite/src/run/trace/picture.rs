@@ -74,7 +74,7 @@ pub(super) fn draw(curves: &Curves, reserved: Reserved) -> Result<String, String
 }
 
 fn draw_into(area: &Area<'_>, curves: &Curves, reserved: Reserved) -> Result<(), String> {
-    let held_bytes = reserved.weights_bytes + reserved.overhead_bytes;
+    let held_bytes = reserved.held_bytes();
     let measured_highest = curves.measured.iter().map(|&(_, bytes)| bytes).max();
     let planned_highest =
         curves.stretches.iter().map(|stretch| held_bytes + stretch.kv_bytes + stretch.arena_bytes).max();
@@ -104,12 +104,10 @@ fn draw_into(area: &Area<'_>, curves: &Curves, reserved: Reserved) -> Result<(),
     type Height = fn(&Stretch, &Reserved) -> u64;
     let layers: [(&str, RGBColor, Height); 4] = [
         ("planned: arena of the chunk", ARENA, |stretch, reserved| {
-            reserved.weights_bytes + reserved.overhead_bytes + stretch.kv_bytes + stretch.arena_bytes
+            reserved.held_bytes() + stretch.kv_bytes + stretch.arena_bytes
         }),
-        ("planned: keys and values so far", KEYS, |stretch, reserved| {
-            reserved.weights_bytes + reserved.overhead_bytes + stretch.kv_bytes
-        }),
-        ("planned: overhead", OVERHEAD, |_, reserved| reserved.weights_bytes + reserved.overhead_bytes),
+        ("planned: keys and values so far", KEYS, |stretch, reserved| reserved.held_bytes() + stretch.kv_bytes),
+        ("planned: overhead", OVERHEAD, |_, reserved| reserved.held_bytes()),
         ("planned: weights", WEIGHTS, |_, reserved| reserved.weights_bytes),
     ];
     for (name, color, height) in layers {

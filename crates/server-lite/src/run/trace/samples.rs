@@ -2,7 +2,7 @@
 
 use crate::{
     error::AppError,
-    files::{folder_of, temporary},
+    files::{folder_of, temporary, write_fault},
 };
 use plimsoll_program::Dims;
 use std::{
@@ -29,8 +29,7 @@ pub(super) struct Pass {
 impl Samples {
     /// An empty file in the folder of `path`: the one for temporary files may be in memory.
     pub(super) fn beside(path: &Path) -> Result<Self, AppError> {
-        let file = temporary(folder_of(path), ".samples-");
-        let file = file.map_err(|source| AppError::File { doing: "write", path: path.to_owned(), source })?;
+        let file = temporary(folder_of(path), ".samples-").map_err(write_fault(path))?;
         Ok(Self(BufWriter::new(file)))
     }
 
