@@ -43,7 +43,10 @@ pub(crate) fn run<K: Kernels>(kernels: K, plan: &Plan, call: &Call<'_>, out: Row
     in_tasks(&mut floats[..plan.task_floats() * tasks], plan.task_floats(), |floats| {
         let (mut bench, _) = scratch(plan, floats);
         let _alarm = Alarm(&ring);
-        while let Some(item) = ring.take() {
+        let mut next = ring.take();
+        while let Some(item) = next {
+            // Taken one ahead: what is fetched meanwhile comes to the core that will read it.
+            next = ring.take();
             if !ring.wait_for_slot(item, || ring.fold(&fold, tile)) {
                 return;
             }
@@ -51,7 +54,9 @@ pub(crate) fn run<K: Kernels>(kernels: K, plan: &Plan, call: &Call<'_>, out: Row
             // SAFETY: the item is this task's alone, and what its slot held before is folded.
             let (to, states) = unsafe { ring.slot(item) };
             states.fill(RowState::EMPTY);
-            tile(head).block(block, &mut bench, &q[head * q_len..][..q_len], states, |range, _, values| {
+            let ahead = next.map(|item| ring.place(item));
+            let rows = (&q[head * q_len..][..q_len], states);
+            tile(head).block(block, &mut bench, rows, ahead, |range, _, values| {
                 let to = &mut to[range.start * plan.v_columns..];
                 match values {
                     Values::Product { p, values, k, columns } => {

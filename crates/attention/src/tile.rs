@@ -15,6 +15,10 @@ use crate::{AttnParams, AttnShape, KV_BLOCK_TOKENS, KvBlock, KvDtype, KvLayout, 
 
 /// Rows of a tile that is cut by the diagonal or the window go so many at a time: hidden tokens cost little, registers are full.
 const CUT_ROWS: usize = 12;
+/// Rows whose probabilities are computed before more of the next block is fetched.
+const PART_ROWS: usize = 16;
+/// Up to so many rows are done with a block sooner than the next one comes: it is asked for between the columns of the scores too.
+const FEW_ROWS: usize = 15;
 
 /// One call, checked.
 #[derive(Debug, Clone, Copy)]
@@ -153,6 +157,37 @@ struct Seen<'b> {
     whole: bool,
 }
 
+impl Seen<'_> {
+    /// Parts in which the scores are computed: the columns of a block, many rows of which are done at once where all of them count.
+    fn score_parts(&self) -> usize {
+        if self.whole && self.last - self.first > FEW_ROWS { 1 } else { KV_BLOCK_TOKENS / PANEL }
+    }
+
+    /// Parts in which the probabilities are computed.
+    fn probability_parts(&self) -> usize {
+        (self.last - self.first).div_ceil(PART_ROWS)
+    }
+}
+
+/// The block that comes next, fetched a little at a time: it takes its time to come.
+struct Ahead<'b>([std::slice::Chunks<'b, u8>; 2]);
+
+impl<'b> Ahead<'b> {
+    /// Keys and values that are there after so many parts.
+    fn new(bytes: [&'b [u8]; 2], parts: usize) -> Self {
+        /// Bytes of a cache line.
+        const LINE: usize = 64;
+        Self(bytes.map(|bytes| bytes.chunks(bytes.len().div_ceil(parts).next_multiple_of(LINE).max(LINE))))
+    }
+
+    /// Asks for the next part.
+    fn fetch(&mut self, kernels: impl Kernels) {
+        for bytes in self.0.iter_mut().filter_map(Iterator::next) {
+            kernels.prefetch(bytes);
+        }
+    }
+}
+
 impl<K: Kernels> Tile<'_, K> {
     /// Takes the queries and clears outputs and states.
     pub(crate) fn start(&self, to: &mut TileRows<'_>) {
@@ -210,7 +245,8 @@ impl<K: Kernels> Tile<'_, K> {
     /// Folds a block into the outputs of the rows that see any of it.
     fn fold_block(&self, index: usize, bench: &mut Bench<'_>, rows: &mut TileRows<'_>) {
         let columns = self.plan.v_columns;
-        self.block(index, bench, rows.q, rows.states, |range, states, how| match how {
+        let next = (index + 1 < self.blocks().end).then_some((index + 1, self.kv_head));
+        self.block(index, bench, (rows.q, rows.states), next, |range, states, how| match how {
             Values::Product { p, values, k, columns: width } => {
                 let o = &mut rows.o[range.start * columns..];
                 self.kernels.product_fold(p, values, k, width, states, o, columns);
@@ -222,13 +258,14 @@ impl<K: Kernels> Tile<'_, K> {
     }
 
     /// Takes a block's scores into the states of the rows that see any of it, and hands what their values add to `add`: rows of the tile,
-    /// their states, and the product.
+    /// their states, and the product. Meanwhile the keys and values of the block and KV head that come `next` are
+    /// fetched.
     pub(crate) fn block(
         &self,
         index: usize,
         bench: &mut Bench<'_>,
-        q: &[f32],
-        states: &mut [RowState],
+        (q, states): (&[f32], &mut [RowState]),
+        next: Option<(usize, usize)>,
         mut add: impl FnMut(Range<usize>, &[RowState], Values<'_>),
     ) {
         let layout = self.call.keys.layout();
@@ -246,22 +283,32 @@ impl<K: Kernels> Tile<'_, K> {
         let (block, head) = self.call.keys.block(index, self.kv_head, bench.packed);
         let seen = Seen { block, head, first, last, tokens, whole };
 
-        self.scores(index, &layout, &seen, (bench.k, bench.p), q);
+        let next = next.map_or([[].as_slice(); 2], |(index, head)| self.call.keys.stored(index, head));
+        let mut ahead = Ahead::new(next, seen.score_parts() + seen.probability_parts());
+        self.scores(index, &layout, &seen, (bench.k, bench.p), q, &mut ahead);
         let how = Softmax {
             scale: self.call.params.scale,
             softcap: self.call.params.softcap,
             bf16: layout.dtype != KvDtype::F32,
         };
-        self.probabilities(index, &seen, bench.p, states, &how);
+        self.probabilities(index, &seen, bench.p, states, &how, &mut ahead);
         self.values(index, &layout, &seen, (bench.v, bench.p), states, &mut add);
     }
 
-    fn scores(&self, index: usize, layout: &KvLayout, seen: &Seen<'_>, (k, p): (&mut [f32], &mut [f32]), q: &[f32]) {
+    fn scores(
+        &self,
+        index: usize,
+        layout: &KvLayout,
+        seen: &Seen<'_>,
+        (k, p): (&mut [f32], &mut [f32]),
+        q: &[f32],
+        ahead: &mut Ahead<'_>,
+    ) {
         let &Seen { first, last, whole, .. } = seen;
         let keys = operand(layout, seen.block.k, seen.head, layout.k_head_elements(), KV_BLOCK_TOKENS);
         let keys = self.unpacked(keys, layout.head_dim, KV_BLOCK_TOKENS, layout.head_dim, k);
         // Columns that only hidden tokens would fill are left out; there are none in a block that all rows see whole.
-        let width = if whole { KV_BLOCK_TOKENS } else { PANEL };
+        let width = KV_BLOCK_TOKENS / seen.score_parts();
         for columns in (0..KV_BLOCK_TOKENS).step_by(width).map(|c| c..c + width) {
             let sees = |r: &usize| {
                 let visible = self.visible(*r, index);
@@ -272,20 +319,21 @@ impl<K: Kernels> Tile<'_, K> {
             let q = Rows { data: &q[from * layout.head_dim..], stride: layout.head_dim, rows: to - from };
             let p = &mut p[from * KV_BLOCK_TOKENS..];
             self.kernels.product(q, keys, 0..layout.head_dim, columns, p, KV_BLOCK_TOKENS);
+            ahead.fetch(self.kernels);
         }
     }
 
-    fn probabilities(&self, index: usize, seen: &Seen<'_>, p: &mut [f32], states: &mut [RowState], how: &Softmax) {
-        /// Rows between two looks at the next block.
-        const ROWS: usize = 16;
-        let next = index + 1;
-        let next =
-            if next < self.blocks().end { self.call.keys.stored(next, self.kv_head) } else { [[].as_slice(); 2] };
-        // A little of the next block at a time, while it takes its time to come.
-        let turns = (seen.last - seen.first).div_ceil(ROWS);
-        let mut next = next.map(|bytes| bytes.chunks((bytes.len() / turns).next_multiple_of(64).max(64)));
-        for first in (seen.first..seen.last).step_by(ROWS) {
-            let rows = first..(first + ROWS).min(seen.last);
+    fn probabilities(
+        &self,
+        index: usize,
+        seen: &Seen<'_>,
+        p: &mut [f32],
+        states: &mut [RowState],
+        how: &Softmax,
+        ahead: &mut Ahead<'_>,
+    ) {
+        for first in (seen.first..seen.last).step_by(PART_ROWS) {
+            let rows = first..(first + PART_ROWS).min(seen.last);
             let scores = &mut p[rows.start * KV_BLOCK_TOKENS..rows.end * KV_BLOCK_TOKENS];
             if seen.whole {
                 self.kernels.softmax_whole(scores, how, &mut states[rows]);
@@ -294,9 +342,7 @@ impl<K: Kernels> Tile<'_, K> {
                     self.kernels.softmax(scores, self.visible(r, index), how, &mut states[r]);
                 }
             }
-            for bytes in next.iter_mut().filter_map(Iterator::next) {
-                self.kernels.prefetch(bytes);
-            }
+            ahead.fetch(self.kernels);
         }
     }
 

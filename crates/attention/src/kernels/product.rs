@@ -185,7 +185,8 @@ unsafe fn all_rows<L: Lanes, S: Source, W: Sink>(
     let mut column = columns.start;
     while column < columns.end {
         let width = match columns.end - column {
-            PANEL.. => 16,
+            // Two registers of columns, as many chains and what a pair is taken apart into are too much for sixteen registers.
+            PANEL.. if !S::IS_PAIRS || a.rows < 3 => 16,
             8.. => 8,
             rest => rest,
         };
@@ -211,9 +212,17 @@ unsafe fn all_rows<L: Lanes, S: Source, W: Sink>(
                         micro::<L, S, W, 1, 2>(from, b, k, column, (sink, row), to);
                         1
                     }
-                    (8, 3..) => {
+                    (8, 4..) => {
+                        micro::<L, S, W, 4, 1>(from, b, k, column, (sink, row), to);
+                        4
+                    }
+                    (8, 3) => {
                         micro::<L, S, W, 3, 1>(from, b, k, column, (sink, row), to);
                         3
+                    }
+                    (8, 2) => {
+                        micro::<L, S, W, 2, 1>(from, b, k, column, (sink, row), to);
+                        2
                     }
                     (8, _) => {
                         micro::<L, S, W, 1, 1>(from, b, k, column, (sink, row), to);

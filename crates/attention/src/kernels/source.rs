@@ -6,6 +6,8 @@ use super::lanes::Lanes;
 pub(super) trait Source: Copy {
     /// Whether its elements are what [`super::bf16_operand`] gives, and not any f32.
     const IS_BF16: bool;
+    /// Whether both elements of a pair come out of one word.
+    const IS_PAIRS: bool;
 
     /// Elements `(k, k + 1)` of 8 columns; `k` is even.
     ///
@@ -34,6 +36,7 @@ pub(super) struct F16Pairs(pub(super) *const u32, pub(super) usize);
 
 impl<const IS_BF16: bool> Source for Plain<IS_BF16> {
     const IS_BF16: bool = IS_BF16;
+    const IS_PAIRS: bool = false;
 
     #[inline(always)]
     unsafe fn pair<L: Lanes>(self, k: usize, column: usize) -> (L, L) {
@@ -57,6 +60,7 @@ impl<const IS_BF16: bool> Source for Plain<IS_BF16> {
 
 impl Source for Bf16Pairs {
     const IS_BF16: bool = true;
+    const IS_PAIRS: bool = true;
 
     #[inline(always)]
     unsafe fn pair<L: Lanes>(self, k: usize, column: usize) -> (L, L) {
@@ -78,6 +82,7 @@ impl Source for Bf16Pairs {
 
 impl Source for F16Pairs {
     const IS_BF16: bool = true;
+    const IS_PAIRS: bool = true;
 
     #[inline(always)]
     unsafe fn pair<L: Lanes>(self, k: usize, column: usize) -> (L, L) {
