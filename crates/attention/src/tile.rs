@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crate::kernels::{Kernels, Operand, PANEL, RowState, Rows, RowsOut, Softmax};
+use crate::kernels::{Kernels, Operand, PANEL, RowState, Rows, RowsOut, Softmax, WholeBlock};
 use crate::keys::Keys;
 use crate::plain::RowValues;
 use crate::plan::Plan;
@@ -53,7 +53,7 @@ pub(crate) struct Bench<'a> {
     packed: &'a mut [f32],
     k: &'a mut [f32],
     v: &'a mut [f32],
-    pub(crate) p: &'a mut [f32],
+    p: &'a mut [f32],
 }
 
 /// What a tile has of its rows.
@@ -246,6 +246,9 @@ impl<K: Kernels> Tile<'_, K> {
     fn fold_block(&self, index: usize, bench: &mut Bench<'_>, rows: &mut TileRows<'_>) {
         let columns = self.plan.v_columns;
         let next = (index + 1 < self.blocks().end).then_some((index + 1, self.kv_head));
+        if self.kernels.folds_whole(&self.call.keys.layout(), self.rows.len()) && self.all_see(index) {
+            return self.fold_whole(index, bench, rows, next);
+        }
         self.block(index, bench, (rows.q, rows.states), next, |range, states, how| match how {
             Values::Product { p, values, k, columns: width } => {
                 let o = &mut rows.o[range.start * columns..];
@@ -255,6 +258,39 @@ impl<K: Kernels> Tile<'_, K> {
                 values.fold(states[0], &mut rows.o[range.start * columns..][..values.layout.v_head_dim])
             }
         });
+    }
+
+    /// Whether all rows see all of a block.
+    fn all_see(&self, index: usize) -> bool {
+        // What later rows see begins later and ends later.
+        [0, self.rows.len() - 1].iter().all(|&r| self.visible(r, index) == (0..KV_BLOCK_TOKENS))
+    }
+
+    /// [`Tile::fold_block`] where all rows see all of the block, by kernels that take it whole.
+    fn fold_whole(&self, index: usize, bench: &mut Bench<'_>, rows: &mut TileRows<'_>, next: Option<(usize, usize)>) {
+        let layout = self.call.keys.layout();
+        let (block, head) = self.call.keys.block(index, self.kv_head, bench.packed);
+        let block = WholeBlock {
+            q: Rows { data: rows.q, stride: layout.head_dim, rows: self.rows.len() },
+            k: operand(&layout, block.k, head, layout.k_head_elements(), KV_BLOCK_TOKENS),
+            v: operand(&layout, block.v, head, layout.v_head_elements(), layout.v_head_dim),
+            how: &self.softmax(),
+            head_dim: layout.head_dim,
+            v_head_dim: layout.v_head_dim,
+        };
+        let mut ahead = Ahead::new(self.stored(next), self.rows.len().div_ceil(PART_ROWS));
+        let states = &mut rows.states[..self.rows.len()];
+        self.kernels.fold_whole(&block, states, rows.o, self.plan.v_columns, || ahead.fetch(self.kernels));
+    }
+
+    fn softmax(&self) -> Softmax {
+        let AttnParams { scale, softcap, .. } = *self.call.params;
+        Softmax { scale, softcap, bf16: self.call.shape.kv_dtype != KvDtype::F32 }
+    }
+
+    /// What is stored of a block and a KV head.
+    fn stored(&self, place: Option<(usize, usize)>) -> [&[u8]; 2] {
+        place.map_or([&[]; 2], |(index, head)| self.call.keys.stored(index, head))
     }
 
     /// Takes a block's scores into the states of the rows that see any of it, and hands what their values add to `add`: rows of the tile,
@@ -283,15 +319,9 @@ impl<K: Kernels> Tile<'_, K> {
         let (block, head) = self.call.keys.block(index, self.kv_head, bench.packed);
         let seen = Seen { block, head, first, last, tokens, whole };
 
-        let next = next.map_or([[].as_slice(); 2], |(index, head)| self.call.keys.stored(index, head));
-        let mut ahead = Ahead::new(next, seen.score_parts() + seen.probability_parts());
+        let mut ahead = Ahead::new(self.stored(next), seen.score_parts() + seen.probability_parts());
         self.scores(index, &layout, &seen, (bench.k, bench.p), q, &mut ahead);
-        let how = Softmax {
-            scale: self.call.params.scale,
-            softcap: self.call.params.softcap,
-            bf16: layout.dtype != KvDtype::F32,
-        };
-        self.probabilities(index, &seen, bench.p, states, &how, &mut ahead);
+        self.probabilities(index, &seen, bench.p, states, &self.softmax(), &mut ahead);
         self.values(index, &layout, &seen, (bench.v, bench.p), states, &mut add);
     }
 

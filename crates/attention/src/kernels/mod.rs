@@ -116,6 +116,19 @@ pub(crate) struct Softmax {
     pub(crate) bf16: bool,
 }
 
+/// A block of keys and values and rows that see all of it.
+#[derive(Debug, Clone, Copy)]
+#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only AMX takes blocks whole"))]
+pub(crate) struct WholeBlock<'a> {
+    /// Rows of `head_dim` elements, operands of a bf16 product if `how` says so.
+    pub(crate) q: Rows<'a>,
+    pub(crate) k: Operand<'a>,
+    pub(crate) v: Operand<'a>,
+    pub(crate) how: &'a Softmax,
+    pub(crate) head_dim: usize,
+    pub(crate) v_head_dim: usize,
+}
+
 /// Running maximum and denominator of one row.
 #[derive(Debug, Clone, Copy, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
@@ -177,6 +190,24 @@ pub(crate) trait Kernels: Copy + Send + Sync {
         out: &mut [f32],
         out_stride: usize,
     );
+
+    /// Whether blocks that so many rows see whole go to [`Kernels::fold_whole`].
+    fn folds_whole(self, _layout: &KvLayout, _rows: usize) -> bool {
+        false
+    }
+
+    /// Folds a block into the states and running outputs of rows that see all of it, as `product`, `softmax_whole` and `product_fold` would;
+    /// calls `ahead` between parts of the work.
+    fn fold_whole(
+        self,
+        _block: &WholeBlock<'_>,
+        _states: &mut [RowState],
+        _out: &mut [f32],
+        _out_stride: usize,
+        _ahead: impl FnMut(),
+    ) {
+        unreachable!("a kernel that takes no block whole")
+    }
 
     /// Folds one row's product, made by `product`, into a running output, as `product_fold` does.
     fn fold(self, product: &[f32], state: RowState, out: &mut [f32]) {

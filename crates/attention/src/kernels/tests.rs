@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::{KvDtype, KvValues};
 
 /// Runs `$body` with every kernel but the scalar one that this CPU has.
 macro_rules! with_vector_kernels {
@@ -125,7 +126,8 @@ proptest! {
 
     #[test]
     fn softmaxes_and_folds_equal_the_scalar_ones(
-        kind in 0u8..3, rows in 1usize..40, start in 0usize..63, len in 1usize..=64, softcap in prop::option::of(0.5f32..30.0), bf16: bool, seed: u64,
+        kind in 0u8..3, rows in 1usize..40, start in 0usize..63, len in 1usize..=64, softcap in prop::option::of(0.5f32..30.0), bf16: bool,
+        scale in prop::sample::select(vec![0.7f32, 0.7, -0.3]), seed: u64,
     ) {
         let mut random = Random(seed | 1);
         // Scores of a model, all equal ones, and any number: what a NaN leaves in the other probabilities of its row is not defined.
@@ -135,7 +137,7 @@ proptest! {
             _ => f32::from_bits(random.next() & 0xff7f_ffff),
         };
         let before: Vec<f32> = (0..rows * KV_BLOCK_TOKENS).map(|_| score()).collect();
-        let how = Softmax { scale: 0.7, softcap, bf16 };
+        let how = Softmax { scale, softcap, bf16 };
         let visible = start..(start + len).min(KV_BLOCK_TOKENS);
         let empty = vec![RowState::EMPTY; rows];
         // Each row twice, so that a state meets a second block; then the fold of its probabilities, as if they were a product.
@@ -156,6 +158,53 @@ proptest! {
         let want = run!(Scalar);
         with_vector_kernels!(kernels => {
             prop_assert_eq!(run!(kernels), want.clone());
+        });
+    }
+
+    #[test]
+    fn blocks_taken_whole_equal_the_scalar_steps(
+        kind in 0u8..5, rows in 1usize..70, k_steps in 1usize..=8, v_tiles in 1usize..=16, gap in 0usize..9,
+        softcap in prop::option::of(0.5f32..30.0), scale in prop::sample::select(vec![0.1f32, 0.1, -0.3]), seed: u64,
+    ) {
+        let (head_dim, v_head_dim) = (32 * k_steps, PANEL * v_tiles);
+        let layout = KvLayout { kv_heads: 1, head_dim, v_head_dim, dtype: KvDtype::Bf16, values: KvValues::Own };
+        let mut random = Random(seed | 1);
+        let queries: Vec<f32> = (0..rows * (head_dim + gap)).map(|_| random.operand(kind)).collect();
+        let mut pairs = |len| -> Vec<u32> {
+            (0..len).map(|_| (random.operand(kind).to_bits() >> 16) | random.operand(kind).to_bits()).collect()
+        };
+        let keys = [(); 3].map(|()| pairs(head_dim / 2 * KV_BLOCK_TOKENS));
+        let values = [(); 3].map(|()| pairs(KV_BLOCK_TOKENS / 2 * v_head_dim));
+        let q = Rows { data: &queries, stride: head_dim + gap, rows };
+        let how = &Softmax { scale, softcap, bf16: true };
+        let stride = v_head_dim + gap;
+        // Blocks one after the other, so that outputs and states meet those of blocks before.
+        let blocks = || keys.iter().zip(&values).map(|(k, v)| {
+            (Operand::Bf16 { data: k, stride: KV_BLOCK_TOKENS }, Operand::Bf16 { data: v, stride: v_head_dim })
+        });
+        let of_states = |states: &[RowState]| -> Vec<f32> {
+            states.iter().flat_map(|s| [s.max, s.sum, s.keep, s.take]).collect()
+        };
+        let (mut out, mut states) = (vec![0.0; rows * stride], vec![RowState::EMPTY; rows]);
+        for (k, v) in blocks() {
+            let mut p = vec![0.0; rows * KV_BLOCK_TOKENS];
+            Scalar.product(q, k, 0..head_dim, 0..KV_BLOCK_TOKENS, &mut p, KV_BLOCK_TOKENS);
+            Scalar.softmax_whole(&mut p, how, &mut states);
+            let p = Rows { data: &p, stride: KV_BLOCK_TOKENS, rows };
+            Scalar.product_fold(p, v, 0..KV_BLOCK_TOKENS, v_head_dim, &states, &mut out, stride);
+        }
+        let want = [bits(&out), bits(&of_states(&states))];
+        with_vector_kernels!(kernels => {
+            if kernels.folds_whole(&layout, rows) {
+                let (mut out, mut states) = (vec![0.0; rows * stride], vec![RowState::EMPTY; rows]);
+                for (k, v) in blocks() {
+                    let block = WholeBlock { q, k, v, how, head_dim, v_head_dim };
+                    let mut parts = 0;
+                    kernels.fold_whole(&block, &mut states, &mut out, stride, || parts += 1);
+                    prop_assert!(parts > 0);
+                }
+                prop_assert_eq!([bits(&out), bits(&of_states(&states))], want.clone());
+            }
         });
     }
 }

@@ -2,10 +2,10 @@
 
 use super::functions::{Exp, Function, Gelu, GeluTanh, Relu, Sigmoid, Silu, Tanh};
 use crate::Isa;
-#[cfg(target_arch = "x86_64")]
-use crate::kernels::Avx2;
 #[cfg(target_arch = "aarch64")]
 use crate::kernels::Neon;
+#[cfg(target_arch = "x86_64")]
+use crate::kernels::{Avx2, Avx512};
 use crate::kernels::{Kernels, Scalar};
 
 /// A function applied to each element of a row.
@@ -31,29 +31,28 @@ pub enum Activation {
 /// Runs `$call` with the kernels of `$isa`; an instruction set this CPU lacks runs the scalar ones, which give the same bits.
 macro_rules! dispatch {
     ($isa:expr, |$kernels:ident| $call:expr) => {{
+        #[cfg(target_arch = "x86_64")]
         match $isa {
-            #[cfg(target_arch = "x86_64")]
-            // These are eight lanes wide by definition.
-            Isa::Avx2 | Isa::Avx512 | Isa::Amx => match Avx2::detect() {
-                Some($kernels) => $call,
-                None => {
-                    let $kernels = Scalar;
-                    $call
+            Isa::Avx512 | Isa::Amx => {
+                if let Some($kernels) = Avx512::detect() {
+                    return $call;
                 }
-            },
-            #[cfg(target_arch = "aarch64")]
-            Isa::Neon => match Neon::detect() {
-                Some($kernels) => $call,
-                None => {
-                    let $kernels = Scalar;
-                    $call
-                }
-            },
-            _ => {
-                let $kernels = Scalar;
-                $call
             }
+            Isa::Avx2 => {
+                if let Some($kernels) = Avx2::detect() {
+                    return $call;
+                }
+            }
+            Isa::Scalar | Isa::Neon => {}
         }
+        #[cfg(target_arch = "aarch64")]
+        if $isa == Isa::Neon
+            && let Some($kernels) = Neon::detect()
+        {
+            return $call;
+        }
+        let $kernels = Scalar;
+        $call
     }};
 }
 

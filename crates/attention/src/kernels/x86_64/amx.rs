@@ -7,14 +7,16 @@
 
 use std::arch::asm;
 use std::arch::x86_64::*;
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::OnceLock;
 
 use super::Avx512;
-use super::avx512::{Sink, check, is_whole};
-use crate::kernels::{Kernels, Operand, RowState, Rows, Softmax};
+use super::avx512::{ProbabilityTiles, Sink, check, is_whole, softmax_rows_to_tiles};
+use crate::kernels::{Kernels, Operand, RowState, Rows, Softmax, WholeBlock};
 use crate::math::Function;
-use crate::{KvDtype, KvLayout};
+use crate::{KV_BLOCK_TOKENS, KvDtype, KvLayout};
 
 /// Rows and columns of a tile.
 const TILE: usize = 16;
@@ -94,9 +96,9 @@ static CONFIG: Config = Config {
 #[repr(align(64))]
 struct Left([u32; MAX_K / STEP * TILE * TILE]);
 
-/// Up to four tiles of sums.
+/// 16 rows of sums.
 #[repr(align(64))]
-struct Sums([[f32; TILE * TILE]; 4]);
+struct Sums<const COLUMNS: usize>([[f32; COLUMNS]; TILE]);
 
 /// Whether this product goes by tiles: many rows, whole tiles, pairs of bf16.
 fn by_tiles(a: Rows<'_>, b: Operand<'_>, k: &Range<usize>, columns: &Range<usize>) -> bool {
@@ -114,116 +116,248 @@ fn by_tiles(a: Rows<'_>, b: Operand<'_>, k: &Range<usize>, columns: &Range<usize
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 unsafe fn multiply(a: Rows<'_>, (b, b_stride): (*const u32, usize), k: usize, columns: Range<usize>, sink: Sink) {
     let mut left = Left([0; MAX_K / STEP * TILE * TILE]);
-    let mut sums = Sums([[0.0; TILE * TILE]; 4]);
-    // SAFETY: the system permits tiles; the operand is 64 valid bytes.
-    unsafe { asm!("ldtilecfg [{config}]", config = in(reg) &raw const CONFIG, options(nostack, readonly)) };
+    let mut sums = Sums([[0.0; 4 * TILE]; TILE]);
+    let tiles = Tiles::configure();
     for first_row in (0..a.rows).step_by(TILE) {
         let rows = TILE.min(a.rows - first_row);
-        for (step, tile) in left.0.chunks_exact_mut(TILE * TILE).take(k / STEP).enumerate() {
-            for (r, to) in tile.chunks_exact_mut(TILE).take(rows).enumerate() {
-                // SAFETY: row `first_row + r` has `k` elements, and `to` is 64 bytes. The operands are bf16 already: nothing is rounded.
-                unsafe {
-                    let from = a.data.as_ptr().add((first_row + r) * a.stride + step * STEP);
-                    let words = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(from.add(16)), _mm512_loadu_ps(from));
-                    _mm512_store_si512(to.as_mut_ptr().cast(), std::mem::transmute::<__m512bh, __m512i>(words));
-                }
-            }
-        }
+        // SAFETY: these rows have `k` elements.
+        unsafe { pack(a, first_row..first_row + rows, k, left.0.as_mut_ptr()) };
         let mut column = columns.start;
         while column < columns.end {
-            let tiles = if columns.end - column >= 4 * TILE { 4 } else { 1 };
-            // SAFETY: tiles are configured; `left` has `k / STEP` tiles, `b` has `k / 2` rows of pairs with these columns, `sums` four tiles.
+            let count = if columns.end - column >= 4 * TILE { 4 } else { 1 };
+            // SAFETY: `left` has `k / STEP` tiles, `b` has `k / 2` rows of pairs with these columns, `sums` 16 rows of four tiles.
             unsafe {
-                let (left, b, sums) = (left.0.as_ptr(), b.add(column), sums.0.as_mut_ptr().cast::<f32>());
-                if tiles == 4 { four_tiles(left, b, b_stride, k, sums) } else { one_tile(left, b, b_stride, k, sums) }
+                tiles.product(count, left.0.as_ptr(), (b.add(column), b_stride), k);
+                tiles.store(count, sums.0.as_mut_ptr().cast(), 4 * TILE);
             }
-            for (t, tile) in sums.0.iter().enumerate().take(tiles) {
-                for (r, row) in tile.chunks_exact(TILE).enumerate().take(rows) {
+            for (r, row) in sums.0.iter().enumerate().take(rows) {
+                for (t, values) in row.chunks_exact(TILE).enumerate().take(count) {
                     // SAFETY: the caller's promise about `sink`.
-                    unsafe { sink.put(first_row + r, column + t * TILE, _mm512_loadu_ps(row.as_ptr())) };
+                    unsafe { sink.put(first_row + r, column + t * TILE, _mm512_loadu_ps(values.as_ptr())) };
                 }
             }
-            column += tiles * TILE;
+            column += count * TILE;
         }
     }
-    // SAFETY: tiles were configured above, on this thread.
-    unsafe { asm!("tilerelease", options(nostack, nomem)) };
 }
 
-/// Sums of 16 rows times 64 columns.
+/// Packs up to 16 rows, bf16 numbers already, into tiles; rows that a last tile lacks keep what they hold.
 ///
 /// # Safety
-/// All tiles are 16 rows of 64 bytes; operands and sums as in [`multiply`].
-#[inline(always)]
-unsafe fn four_tiles(left: *const u32, b: *const u32, b_stride: usize, k: usize, sums: *mut f32) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        asm!(
-            "tilezero tmm0",
-            "tilezero tmm1",
-            "tilezero tmm2",
-            "tilezero tmm3",
-            "2:",
-            "tileloadd tmm4, [{left} + {row}]",
-            "tileloadd tmm5, [{b} + {b_row}]",
-            "tdpbf16ps tmm0, tmm4, tmm5",
-            "tileloadd tmm6, [{b} + {b_row} + 64]",
-            "tdpbf16ps tmm1, tmm4, tmm6",
-            "tileloadd tmm7, [{b} + {b_row} + 128]",
-            "tdpbf16ps tmm2, tmm4, tmm7",
-            "tileloadd tmm5, [{b} + {b_row} + 192]",
-            "tdpbf16ps tmm3, tmm4, tmm5",
-            "add {left}, 1024",
-            "add {b}, {b_step}",
-            "dec {steps}",
-            "jnz 2b",
-            "tilestored [{sums} + {row}], tmm0",
-            "tilestored [{sums} + {row} + 1024], tmm1",
-            "tilestored [{sums} + {row} + 2048], tmm2",
-            "tilestored [{sums} + {row} + 3072], tmm3",
-            left = inout(reg) left => _,
-            b = inout(reg) b => _,
-            b_row = in(reg) b_stride * size_of::<u32>(),
-            b_step = in(reg) b_stride * size_of::<u32>() * TILE,
-            steps = inout(reg) k / STEP => _,
-            sums = in(reg) sums,
-            row = in(reg) 64usize,
-            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-            options(nostack),
-        );
+/// The rows have `k` elements (whole steps), and `left` is `k / 32` tiles, aligned.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+unsafe fn pack(a: Rows<'_>, rows: Range<usize>, k: usize, left: *mut u32) {
+    for step in 0..k / STEP {
+        for (r, row) in rows.clone().enumerate() {
+            // SAFETY: the row has `k` elements, and a row of a tile is 64 bytes. The operands are bf16 already: nothing is rounded.
+            unsafe {
+                let from = a.data.as_ptr().add(row * a.stride + step * STEP);
+                let words = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(from.add(16)), _mm512_loadu_ps(from));
+                let to = left.add((step * TILE + r) * TILE).cast();
+                _mm512_store_si512(to, std::mem::transmute::<__m512bh, __m512i>(words));
+            }
+        }
     }
 }
 
-/// Sums of 16 rows times 16 columns.
+/// A block that all rows see whole, folded into the outputs: scores, softmax and values of 16 rows at a time, which stay in a first-level cache.
+/// While vectors are at the softmax of some rows, tiles are at the scores of the next ones; and while they are at values, vectors fold those of
+/// the rows before.
 ///
 /// # Safety
-/// As [`four_tiles`].
-#[inline(always)]
-unsafe fn one_tile(left: *const u32, b: *const u32, b_stride: usize, k: usize, sums: *mut f32) {
-    // SAFETY: the caller's promise.
+/// The system permits tiles; `by_tiles` holds for both products, and both fit their operands and the output.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,avx2,fma")]
+unsafe fn fold_whole(
+    block: &WholeBlock<'_>,
+    states: &mut [RowState],
+    (out, out_stride): (*mut f32, usize),
+    ahead: &mut dyn FnMut(),
+) {
+    let WholeBlock { q, how, head_dim, v_head_dim, .. } = *block;
+    let (Operand::Bf16 { data: k, stride: k_stride }, Operand::Bf16 { data: v, stride: v_stride }) = (block.k, block.v)
+    else {
+        unreachable!("tiles multiply pairs of bf16")
+    };
+    let (k, v) = ((k.as_ptr(), k_stride), (v.as_ptr(), v_stride));
+    // Written before it is read, all but the rows that a first tile lacks: clearing it would take as long as some rows.
+    let mut left = MaybeUninit::<Left>::uninit();
+    let mut scores = [const { MaybeUninit::<Sums<KV_BLOCK_TOKENS>>::uninit() }; 2];
+    let mut p = MaybeUninit::<ProbabilityTiles>::uninit();
+    let mut values = [const { MaybeUninit::<Sums<MAX_K>>::uninit() }; 2];
+    let (left, p) = (left.as_mut_ptr().cast::<u32>(), p.as_mut_ptr());
+    if q.rows < TILE {
+        // SAFETY: the array is as long.
+        unsafe { left.write_bytes(0, MAX_K / STEP * TILE * TILE) };
+    }
+    let rows_of = |group: usize| group * TILE..((group + 1) * TILE).min(q.rows);
+    let groups = q.rows.div_ceil(TILE);
+    let tiles = Tiles::configure();
+    // SAFETY: the caller's promise, throughout. A block of keys has 64 columns; two tiles of probabilities are 16 rows of them. A store
+    // writes all 16 rows, and a softmax all rows of its tiles.
     unsafe {
-        asm!(
-            "tilezero tmm0",
-            "2:",
-            "tileloadd tmm4, [{left} + {row}]",
-            "tileloadd tmm5, [{b} + {b_row}]",
-            "tdpbf16ps tmm0, tmm4, tmm5",
-            "add {left}, 1024",
-            "add {b}, {b_step}",
-            "dec {steps}",
-            "jnz 2b",
-            "tilestored [{sums} + {row}], tmm0",
-            left = inout(reg) left => _,
-            b = inout(reg) b => _,
-            b_row = in(reg) b_stride * size_of::<u32>(),
-            b_step = in(reg) b_stride * size_of::<u32>() * TILE,
-            steps = inout(reg) k / STEP => _,
-            sums = in(reg) sums,
-            row = in(reg) 64usize,
-            out("tmm0") _, out("tmm4") _, out("tmm5") _,
-            options(nostack),
-        );
+        let multiply_by_keys = |group: usize| {
+            pack(q, rows_of(group), head_dim, left);
+            tiles.product(4, left, k, head_dim);
+        };
+        let store_scores = |to: &mut MaybeUninit<Sums<KV_BLOCK_TOKENS>>| {
+            tiles.store(4, to.as_mut_ptr().cast(), KV_BLOCK_TOKENS);
+        };
+        let fold = |group: usize, values: &MaybeUninit<Sums<MAX_K>>, states: &[RowState]| {
+            let to = Sink {
+                out: out.add(group * TILE * out_stride),
+                stride: out_stride,
+                states: Some(states[rows_of(group)].as_ptr()),
+            };
+            fold_rows(values.as_ptr().cast(), (rows_of(group).len(), v_head_dim), to);
+        };
+        multiply_by_keys(0);
+        store_scores(&mut scores[0]);
+        for group in 0..groups {
+            let has_next = group + 1 < groups;
+            if has_next {
+                multiply_by_keys(group + 1);
+            }
+            let scores_of_rows = &mut scores[group % 2].assume_init_mut().0;
+            softmax_rows_to_tiles(scores_of_rows, how, &mut states[rows_of(group)], p);
+            if has_next {
+                store_scores(&mut scores[(group + 1) % 2]);
+            }
+            let to = values[group % 2].as_mut_ptr().cast::<f32>();
+            let mut column = 0;
+            while column < v_head_dim {
+                let count = if v_head_dim - column >= 4 * TILE { 4 } else { 1 };
+                tiles.product(count, p.cast(), (v.0.add(column), v.1), KV_BLOCK_TOKENS);
+                tiles.store(count, to.add(column), MAX_K);
+                column += count * TILE;
+            }
+            if group > 0 {
+                fold(group - 1, &values[(group - 1) % 2], states);
+            }
+            ahead();
+        }
+        fold(groups - 1, &values[(groups - 1) % 2], states);
+    }
+}
+
+/// # Safety
+/// `values` is as many rows, 256 apart, of whole registers; `to` has room for them, and a state for each.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,avx2,fma")]
+unsafe fn fold_rows(values: *const f32, (rows, columns): (usize, usize), to: Sink) {
+    for row in 0..rows {
+        for column in (0..columns).step_by(TILE) {
+            // SAFETY: the caller's promise.
+            unsafe { to.put(row, column, _mm512_loadu_ps(values.add(row * MAX_K + column))) };
+        }
+    }
+}
+
+/// Tiles of this thread, all eight configured as 16 rows of 64 bytes until this is dropped.
+struct Tiles {
+    /// Registers belong to a thread.
+    thread: PhantomData<*const ()>,
+}
+
+impl Tiles {
+    /// Called by functions that are for a CPU with AMX, where the system permits tiles: nothing else may call it.
+    fn configure() -> Self {
+        // SAFETY: see above; the operand is 64 valid bytes.
+        unsafe { asm!("ldtilecfg [{config}]", config = in(reg) &raw const CONFIG, options(nostack, readonly)) };
+        Self { thread: PhantomData }
+    }
+
+    /// Leaves sums of 16 rows times one or four times 16 columns in the first tiles, over `k` elements: tiles of `left`, one after the
+    /// other, and rows of pairs.
+    ///
+    /// # Safety
+    /// `left` is `k / 32` tiles, `b` is `k / 2` rows with these columns.
+    #[inline(always)]
+    unsafe fn product(&self, count: usize, left: *const u32, (b, b_stride): (*const u32, usize), k: usize) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if count == 4 {
+                asm!(
+                    "tilezero tmm0",
+                    "tilezero tmm1",
+                    "tilezero tmm2",
+                    "tilezero tmm3",
+                    "2:",
+                    "tileloadd tmm4, [{left} + {row}]",
+                    "tileloadd tmm5, [{b} + {b_row}]",
+                    "tdpbf16ps tmm0, tmm4, tmm5",
+                    "tileloadd tmm6, [{b} + {b_row} + 64]",
+                    "tdpbf16ps tmm1, tmm4, tmm6",
+                    "tileloadd tmm7, [{b} + {b_row} + 128]",
+                    "tdpbf16ps tmm2, tmm4, tmm7",
+                    "tileloadd tmm5, [{b} + {b_row} + 192]",
+                    "tdpbf16ps tmm3, tmm4, tmm5",
+                    "add {left}, 1024",
+                    "add {b}, {b_step}",
+                    "dec {steps}",
+                    "jnz 2b",
+                    left = inout(reg) left => _,
+                    b = inout(reg) b => _,
+                    b_row = in(reg) b_stride * size_of::<u32>(),
+                    b_step = in(reg) b_stride * size_of::<u32>() * TILE,
+                    steps = inout(reg) k / STEP => _,
+                    row = in(reg) 64usize,
+                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                    options(nostack, readonly),
+                );
+            } else {
+                asm!(
+                    "tilezero tmm0",
+                    "2:",
+                    "tileloadd tmm4, [{left} + {row}]",
+                    "tileloadd tmm5, [{b} + {b_row}]",
+                    "tdpbf16ps tmm0, tmm4, tmm5",
+                    "add {left}, 1024",
+                    "add {b}, {b_step}",
+                    "dec {steps}",
+                    "jnz 2b",
+                    left = inout(reg) left => _,
+                    b = inout(reg) b => _,
+                    b_row = in(reg) b_stride * size_of::<u32>(),
+                    b_step = in(reg) b_stride * size_of::<u32>() * TILE,
+                    steps = inout(reg) k / STEP => _,
+                    row = in(reg) 64usize,
+                    out("tmm0") _, out("tmm4") _, out("tmm5") _,
+                    options(nostack, readonly),
+                );
+            }
+        }
+    }
+
+    /// Stores what [`Tiles::product`] left, as rows `stride` elements apart.
+    ///
+    /// # Safety
+    /// `to` has 16 rows of these columns. Between the product and this there was no other.
+    #[inline(always)]
+    unsafe fn store(&self, count: usize, to: *mut f32, stride: usize) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            asm!("tilestored [{to} + {row}], tmm0", to = in(reg) to, row = in(reg) stride * size_of::<f32>(), options(nostack));
+            if count == 4 {
+                asm!(
+                    "tilestored [{to} + {row} + 64], tmm1",
+                    "tilestored [{to} + {row} + 128], tmm2",
+                    "tilestored [{to} + {row} + 192], tmm3",
+                    to = in(reg) to,
+                    row = in(reg) stride * size_of::<f32>(),
+                    options(nostack),
+                );
+            }
+        }
+    }
+}
+
+impl Drop for Tiles {
+    /// Gives the registers back: the system saves them at each switch of threads while they are in use.
+    fn drop(&mut self) {
+        // SAFETY: `self` was made by `configure`, on this thread.
+        unsafe { asm!("tilerelease", options(nostack, nomem)) };
     }
 }
 
@@ -273,6 +407,29 @@ impl Kernels for Amx {
             }
             _ => self.vectors.product_fold(a, b, k, columns, states, out, out_stride),
         }
+    }
+    fn folds_whole(self, layout: &KvLayout, rows: usize) -> bool {
+        self.reads_pairs(layout) && layout.v_head_dim <= MAX_K && rows >= MIN_ROWS
+    }
+    fn fold_whole(
+        self,
+        block: &WholeBlock<'_>,
+        states: &mut [RowState],
+        out: &mut [f32],
+        out_stride: usize,
+        mut ahead: impl FnMut(),
+    ) {
+        let WholeBlock { q, k, v, how, head_dim, v_head_dim } = *block;
+        let by_tiles = by_tiles(q, k, &(0..head_dim), &(0..KV_BLOCK_TOKENS))
+            && by_tiles(q, v, &(0..KV_BLOCK_TOKENS), &(0..v_head_dim));
+        assert!(by_tiles && how.bf16 && v_head_dim <= MAX_K, "a block that tiles do not take");
+        assert_eq!(states.len(), q.rows, "one state per row");
+        assert!((q.rows - 1) * q.stride + head_dim <= q.data.len(), "left operand too short");
+        assert!((q.rows - 1) * out_stride + v_head_dim <= out.len(), "output too short");
+        k.check(head_dim, KV_BLOCK_TOKENS);
+        v.check(KV_BLOCK_TOKENS, v_head_dim);
+        // SAFETY: an `Amx` exists only after `detect` found all of it; every operand was just checked.
+        unsafe { fold_whole(block, states, (out.as_mut_ptr(), out_stride), &mut ahead) };
     }
     fn softmax(self, scores: &mut [f32], visible: Range<usize>, how: &Softmax, state: &mut RowState) {
         self.vectors.softmax(scores, visible, how, state);

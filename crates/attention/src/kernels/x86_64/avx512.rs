@@ -11,6 +11,7 @@ use crate::math::Function;
 use crate::{KvDtype, KvLayout};
 pub(super) use product::Sink;
 use product::multiply;
+pub(super) use rows::{ProbabilityTiles, softmax_rows_to_tiles};
 
 /// Proof that this CPU has AVX-512 F, BW and VL, and what AVX2 needs: `detect` is the only way to make one.
 #[derive(Debug, Clone, Copy)]
@@ -111,10 +112,12 @@ impl Kernels for Avx512 {
         self.0.finish(accumulated, state, sink, out);
     }
     fn map<F: Function>(self, f: F, x: &mut [f32]) {
-        self.0.map(f, x);
+        // SAFETY: as in `softmax`.
+        unsafe { rows::map(f, x) }
     }
     fn gate<F: Function>(self, f: F, gate: &[f32], up: &[f32], out: &mut [f32]) {
-        self.0.gate(f, gate, up, out);
+        // SAFETY: as in `softmax`.
+        unsafe { rows::gate(f, gate, up, out) }
     }
     fn sum(self, x: &[f32], squares: bool) -> f32 {
         self.0.sum(x, squares)

@@ -6,7 +6,7 @@ use std::ops::Range;
 use crate::KV_BLOCK_TOKENS;
 use crate::kernels::lanes::{Values, combine};
 use crate::kernels::{OPERAND_FLOOR, RowState, Softmax};
-use crate::math::{exp_unbounded, softcap};
+use crate::math::{Function, exp_unbounded, softcap};
 
 /// Registers that hold the scores of one block.
 const COUNT: usize = KV_BLOCK_TOKENS / 16;
@@ -117,10 +117,10 @@ pub(super) unsafe fn softmax(scores: &mut [f32], visible: Range<usize>, how: &So
         panic!("the scores of one block are {KV_BLOCK_TOKENS}");
     };
     assert!(visible.start < visible.end && visible.end <= KV_BLOCK_TOKENS, "tokens {visible:?} of a block");
-    let block_max = maximum::<false>(scores, &visible, how);
+    let block_max = maximum(scores, &visible, how);
     let sum = match how.bf16 {
-        true => probabilities::<false, true>(scores, &visible, how, block_max),
-        false => probabilities::<false, false>(scores, &visible, how, block_max),
+        true => probabilities::<true>(scores, &visible, how, block_max),
+        false => probabilities::<false>(scores, &visible, how, block_max),
     };
     if sum.is_nan() {
         // One NaN makes the row's product NaN throughout; rounding did not take care of it.
@@ -129,34 +129,318 @@ pub(super) unsafe fn softmax(scores: &mut [f32], visible: Range<usize>, how: &So
     state.fold(block_max, sum);
 }
 
-/// As [`crate::kernels::Kernels::softmax_whole`]. In three passes, each with short chains of dependent operations.
+/// As [`crate::kernels::Kernels::softmax_whole`].
 ///
 /// # Safety
 /// As [`softmax`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma")]
 pub(super) unsafe fn softmax_whole(scores: &mut [f32], how: &Softmax, states: &mut [RowState]) {
-    const ROWS: usize = 16;
     assert_eq!(scores.len(), KV_BLOCK_TOKENS * states.len(), "scores and states of as many rows");
-    let whole = &(0..KV_BLOCK_TOKENS);
     for (scores, states) in scores.chunks_mut(KV_BLOCK_TOKENS * ROWS).zip(states.chunks_mut(ROWS)) {
-        let (scores, _) = scores.as_chunks_mut::<KV_BLOCK_TOKENS>();
-        let (mut maxima, mut sums) = ([0.0; ROWS], [0.0; ROWS]);
-        for (max, scores) in maxima.iter_mut().zip(&mut *scores) {
-            *max = maximum::<true>(scores, whole, how);
-        }
-        for ((sum, &max), scores) in sums.iter_mut().zip(&maxima).zip(&mut *scores) {
-            *sum = match how.bf16 {
-                true => probabilities::<true, true>(scores, whole, how, max),
-                false => probabilities::<true, false>(scores, whole, how, max),
-            };
-        }
-        for (((&sum, &max), scores), state) in sums.iter().zip(&maxima).zip(scores).zip(states) {
-            if sum.is_nan() {
-                scores[0] = f32::NAN;
+        let (rows, _) = scores.as_chunks_mut::<KV_BLOCK_TOKENS>();
+        // SAFETY: the caller's promise.
+        unsafe {
+            match <&mut [[f32; KV_BLOCK_TOKENS]; ROWS]>::try_from(&mut *rows) {
+                Ok(rows) => softmax_rows(rows, how, states, &mut InPlace(how.bf16)),
+                Err(_) => {
+                    let mut spare = [[0.0; KV_BLOCK_TOKENS]; ROWS];
+                    spare[..rows.len()].copy_from_slice(rows);
+                    softmax_rows(&mut spare, how, states, &mut InPlace(how.bf16));
+                    rows.copy_from_slice(&spare[..rows.len()]);
+                }
             }
-            state.fold(max, sum);
         }
     }
+}
+
+/// Where the probabilities of [`softmax_rows`] go.
+trait Probabilities {
+    /// Takes those of one row.
+    ///
+    /// # Safety
+    /// See [`Wide`].
+    unsafe fn put(&mut self, row: usize, scores: &mut [f32; KV_BLOCK_TOKENS], values: [Wide; COUNT]);
+
+    /// Makes the first one of a row NaN: then the row's product is, throughout. Rounding did not take care of it.
+    fn poison(&mut self, row: usize, scores: &mut [f32; KV_BLOCK_TOKENS]);
+}
+
+/// In the place of the scores, rounded to operands of a bf16 product or not.
+struct InPlace(bool);
+
+impl Probabilities for InPlace {
+    #[inline(always)]
+    unsafe fn put(&mut self, _: usize, scores: &mut [f32; KV_BLOCK_TOKENS], values: [Wide; COUNT]) {
+        for (to, value) in scores.chunks_exact_mut(16).zip(values) {
+            let value = if self.0 { value.bf16_operand_of_number() } else { value };
+            // SAFETY: see [`Wide`]; `to` is 16 values.
+            unsafe { _mm512_storeu_ps(to.as_mut_ptr(), value.0) };
+        }
+    }
+
+    fn poison(&mut self, _: usize, scores: &mut [f32; KV_BLOCK_TOKENS]) {
+        scores[0] = f32::NAN;
+    }
+}
+
+/// Probabilities of 16 rows and 64 tokens: two tiles of pairs of bf16, of 32 tokens each.
+#[repr(align(64))]
+pub(in super::super) struct ProbabilityTiles([[[u32; 16]; ROWS]; 2]);
+
+/// As two tiles of operands, for a CPU with AVX-512 BF16.
+struct ToTiles(*mut ProbabilityTiles);
+
+impl Probabilities for ToTiles {
+    #[inline(always)]
+    unsafe fn put(&mut self, row: usize, _: &mut [f32; KV_BLOCK_TOKENS], values: [Wide; COUNT]) {
+        // SAFETY: see [`Wide`]; who made this vouches for AVX-512 BF16 and the tiles, whose rows are 64 bytes.
+        unsafe {
+            let floor = _mm512_set1_ps(OPERAND_FLOOR);
+            // The rounding is that of operands; only what is below their floor must be cleared before.
+            let mut kept = values;
+            for Wide(p) in &mut kept {
+                *p = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_GE_OQ>(*p, floor), *p);
+            }
+            for (tile, pair) in kept.as_chunks::<2>().0.iter().enumerate() {
+                let words: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(pair[1].0, pair[0].0));
+                _mm512_store_si512((&raw mut (*self.0).0[tile][row]).cast(), words);
+            }
+        }
+    }
+
+    fn poison(&mut self, row: usize, _: &mut [f32; KV_BLOCK_TOKENS]) {
+        // SAFETY: who made this vouches for the tiles, of which every row was put.
+        unsafe { (*self.0).0[0][row][0] = 0x7fc0 };
+    }
+}
+
+/// Rows that go through a softmax together: one for each value of a register.
+pub(in super::super) const ROWS: usize = 16;
+
+/// Softmax of 16 rows, of which the first have a state and the others do not count; all rows of the tiles are written. What is done once for each row is done for all of them at a
+/// time, with one row in each lane: row `4 j + i` in lane `4 i + j`, which is how four transposed registers of four rows lie.
+///
+/// # Safety
+/// The CPU has AVX-512 F, BW, VL and BF16; `tiles` is valid for writing.
+///
+/// # Panics
+/// If there are more than 16 states.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,avx2,fma")]
+pub(in super::super) unsafe fn softmax_rows_to_tiles(
+    scores: &mut [[f32; KV_BLOCK_TOKENS]; ROWS],
+    how: &Softmax,
+    states: &mut [RowState],
+    tiles: *mut ProbabilityTiles,
+) {
+    // SAFETY: the caller's promise.
+    unsafe { softmax_rows(scores, how, states, &mut ToTiles(tiles)) }
+}
+
+/// As [`softmax_rows_to_tiles`], to wherever.
+#[inline(always)]
+unsafe fn softmax_rows<P: Probabilities>(
+    scores: &mut [[f32; KV_BLOCK_TOKENS]; ROWS],
+    how: &Softmax,
+    states: &mut [RowState],
+    to: &mut P,
+) {
+    // A positive factor keeps the order of the scores, whatever it rounds: the largest one times the factor is the largest product.
+    let is_scaled = how.softcap.is_some() || !(how.scale > 0.0 && how.scale < f32::INFINITY);
+    if is_scaled {
+        for value in scores.as_flattened_mut().chunks_exact_mut(16) {
+            // SAFETY: see [`Wide`]; `value` is 16 values.
+            unsafe {
+                let mut s = Wide::splat(how.scale).times(Wide(_mm512_loadu_ps(value.as_ptr())));
+                if let Some(cap) = how.softcap {
+                    s = softcap(s, Wide::splat(cap));
+                }
+                _mm512_storeu_ps(value.as_mut_ptr(), s.0);
+            }
+        }
+    }
+    let scale = Wide::splat(if is_scaled { 1.0 } else { how.scale });
+    // SAFETY: see [`Wide`]; four registers are the 64 scores of a row.
+    unsafe {
+        let max = scale.times(maxima(scores));
+        let mut of_row = [0.0; ROWS];
+        _mm512_storeu_ps(of_row.as_mut_ptr(), max.0);
+        let mut pairs = [_mm512_setzero_ps(); ROWS / 2];
+        for (pair, sums) in pairs.iter_mut().enumerate() {
+            let [first, second] = [2 * pair, 2 * pair + 1];
+            let a = probabilities_of(&scores[first], scale, of_row[lane(first)]);
+            let b = probabilities_of(&scores[second], scale, of_row[lane(second)]);
+            // Each row's eight sums are in its own half.
+            for (Wide(a), Wide(b)) in a.into_iter().zip(b) {
+                *sums = _mm512_add_ps(*sums, _mm512_shuffle_f32x4::<LOW_HALVES>(a, b));
+                *sums = _mm512_add_ps(*sums, _mm512_shuffle_f32x4::<HIGH_HALVES>(a, b));
+            }
+            to.put(first, &mut scores[first], a);
+            to.put(second, &mut scores[second], b);
+        }
+        let sum = Wide(combined::<false>(pairs));
+        let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(sum.0, sum.0);
+        if nan != 0 {
+            for (row, scores) in scores.iter_mut().enumerate().filter(|(row, _)| nan & 1 << lane(*row) != 0) {
+                to.poison(row, scores);
+            }
+        }
+        fold(states, max, sum);
+    }
+}
+
+/// The lane of a row; see [`softmax_rows_to_tiles`].
+const fn lane(row: usize) -> usize {
+    row % 4 * 4 + row / 4
+}
+
+/// `e^(scale * score - max)` of one row.
+#[inline(always)]
+unsafe fn probabilities_of(scores: &[f32; KV_BLOCK_TOKENS], scale: Wide, max: f32) -> [Wide; COUNT] {
+    let mut values = [Wide::splat(max); COUNT];
+    for (i, value) in values.iter_mut().enumerate() {
+        // SAFETY: see [`Wide`]; each of the four registers is 16 of the 64 scores.
+        let score = Wide(unsafe { _mm512_loadu_ps(scores.as_ptr().add(16 * i)) });
+        *value = exp_unbounded(scale.times(score).minus(*value));
+    }
+    values
+}
+
+/// The largest score of each row, which is no NaN: one is passed over.
+#[inline(always)]
+unsafe fn maxima(scores: &[[f32; KV_BLOCK_TOKENS]; ROWS]) -> Wide {
+    // SAFETY: see [`Wide`].
+    unsafe {
+        let mut pairs = [_mm512_setzero_ps(); ROWS / 2];
+        for (pair, scores) in pairs.iter_mut().zip(scores.as_chunks::<2>().0) {
+            let (a, b) = (largest(&scores[0]), largest(&scores[1]));
+            *pair = _mm512_max_ps(_mm512_shuffle_f32x4::<LOW_HALVES>(a, b), _mm512_shuffle_f32x4::<HIGH_HALVES>(a, b));
+        }
+        Wide(combined::<true>(pairs))
+    }
+}
+
+/// The largest scores of a row, each of some of them.
+#[inline(always)]
+unsafe fn largest(scores: &[f32; KV_BLOCK_TOKENS]) -> __m512 {
+    // SAFETY: see [`Wide`]; each of the four registers is 16 of the 64 scores.
+    unsafe {
+        let mut max = _mm512_set1_ps(f32::NEG_INFINITY);
+        for i in 0..COUNT {
+            // The second operand is kept against a NaN in the first.
+            max = _mm512_max_ps(_mm512_loadu_ps(scores.as_ptr().add(16 * i)), max);
+        }
+        max
+    }
+}
+
+/// Of two registers: the lower halves, the upper halves, and the quarters of even and of odd numbers.
+const LOW_HALVES: i32 = 0b01_00_01_00;
+const HIGH_HALVES: i32 = 0b11_10_11_10;
+const EVEN_QUARTERS: i32 = 0b10_00_10_00;
+const ODD_QUARTERS: i32 = 0b11_01_11_01;
+
+/// The sum (`MAX`: the maximum) of each row's eight values, in the order of [`combine`]. A register holds a row in each half.
+#[inline(always)]
+unsafe fn combined<const MAX: bool>(pairs: [__m512; ROWS / 2]) -> __m512 {
+    // SAFETY: see [`Wide`].
+    unsafe {
+        // Four values of each of four rows: a row in each quarter.
+        let mut fours = [_mm512_setzero_ps(); ROWS / 4];
+        for (four, pair) in fours.iter_mut().zip(pairs.as_chunks::<2>().0) {
+            let (ab, cd) = (pair[0], pair[1]);
+            *four = join::<MAX>(
+                _mm512_shuffle_f32x4::<EVEN_QUARTERS>(ab, cd),
+                _mm512_shuffle_f32x4::<ODD_QUARTERS>(ab, cd),
+            );
+        }
+        // Then `(v0 + v2) + (v1 + v3)`, and one row in each lane.
+        let [a, b, c, d] = fours;
+        let ab = _mm512_castps_pd(join::<MAX>(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
+        let cd = _mm512_castps_pd(join::<MAX>(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d)));
+        join::<MAX>(_mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)))
+    }
+}
+
+#[inline(always)]
+unsafe fn join<const MAX: bool>(a: __m512, b: __m512) -> __m512 {
+    // SAFETY: see [`Wide`].
+    unsafe { if MAX { _mm512_max_ps(a, b) } else { _mm512_add_ps(a, b) } }
+}
+
+/// [`RowState::fold`] of up to 16 rows, whose maxima and sums lie as [`softmax_rows_to_tiles`] says.
+#[inline(always)]
+unsafe fn fold(states: &mut [RowState], block_max: Wide, block_sum: Wide) {
+    let mut all = [RowState::EMPTY; ROWS];
+    all[..states.len()].copy_from_slice(states);
+    let memory: &mut [f32; 4 * ROWS] = bytemuck::cast_mut(&mut all);
+    // SAFETY: see [`Wide`]; four registers are the states of 16 rows.
+    unsafe {
+        let four_rows = |j: usize| memory.as_ptr().wrapping_add(16 * j);
+        let (a, b) = (_mm512_loadu_ps(four_rows(0)), _mm512_loadu_ps(four_rows(1)));
+        let (c, d) = (_mm512_loadu_ps(four_rows(2)), _mm512_loadu_ps(four_rows(3)));
+        // A state begins with its maximum and its sum.
+        let ab = _mm512_castps_pd(_mm512_unpacklo_ps(a, b));
+        let cd = _mm512_castps_pd(_mm512_unpacklo_ps(c, d));
+        let old = Wide(_mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)));
+        let sum = Wide(_mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)));
+
+        let grows = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(block_max.0, old.0);
+        let one = _mm512_set1_ps(1.0);
+        let keep = Wide(_mm512_mask_mov_ps(one, grows, exp_unbounded(old.minus(block_max)).0));
+        let take = Wide(_mm512_mask_mov_ps(exp_unbounded(block_max.minus(old)).0, grows, one));
+        let max = _mm512_mask_mov_ps(old.0, grows, block_max.0);
+        let sum = sum.fma(keep, block_sum.times(take)).0;
+
+        let max_sum = [_mm512_unpacklo_ps(max, sum), _mm512_unpackhi_ps(max, sum)];
+        let keep_take = [_mm512_unpacklo_ps(keep.0, take.0), _mm512_unpackhi_ps(keep.0, take.0)];
+        for (half, (max_sum, keep_take)) in max_sum.into_iter().zip(keep_take).enumerate() {
+            let (max_sum, keep_take) = (_mm512_castps_pd(max_sum), _mm512_castps_pd(keep_take));
+            let to = memory.as_mut_ptr().add(32 * half);
+            _mm512_storeu_ps(to, _mm512_castpd_ps(_mm512_unpacklo_pd(max_sum, keep_take)));
+            _mm512_storeu_ps(to.add(16), _mm512_castpd_ps(_mm512_unpackhi_pd(max_sum, keep_take)));
+        }
+    }
+    states.copy_from_slice(&all[..states.len()]);
+}
+
+/// As [`crate::kernels::Kernels::map`].
+///
+/// # Safety
+/// As [`softmax`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma")]
+pub(super) unsafe fn map<F: Function>(f: F, x: &mut [f32]) {
+    for x in x.chunks_mut(16) {
+        let lanes = first_lanes(x.len());
+        // SAFETY: see [`Wide`]; the lanes are those of `x`.
+        unsafe {
+            let value = f.eval(Wide(_mm512_maskz_loadu_ps(lanes, x.as_ptr())));
+            _mm512_mask_storeu_ps(x.as_mut_ptr(), lanes, value.0);
+        }
+    }
+}
+
+/// As [`crate::kernels::Kernels::gate`].
+///
+/// # Safety
+/// As [`softmax`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma")]
+pub(super) unsafe fn gate<F: Function>(f: F, gate: &[f32], up: &[f32], out: &mut [f32]) {
+    assert!(gate.len() == up.len() && up.len() == out.len(), "gate, up and out lengths");
+    for ((gate, up), out) in gate.chunks(16).zip(up.chunks(16)).zip(out.chunks_mut(16)) {
+        let lanes = first_lanes(out.len());
+        // SAFETY: see [`Wide`]; the lanes are those of all three.
+        unsafe {
+            let value = f.eval(Wide(_mm512_maskz_loadu_ps(lanes, gate.as_ptr())));
+            let value = value.times(Wide(_mm512_maskz_loadu_ps(lanes, up.as_ptr())));
+            _mm512_mask_storeu_ps(out.as_mut_ptr(), lanes, value.0);
+        }
+    }
+}
+
+/// The first 1 to 16 lanes.
+#[inline(always)]
+fn first_lanes(len: usize) -> u16 {
+    u16::MAX >> (16 - len)
 }
 
 /// Lanes of register `i` that `visible` holds.
@@ -170,7 +454,7 @@ fn lanes(i: usize, visible: &Range<usize>) -> u16 {
 
 /// The largest score, scaled and capped; capped scores are stored. A NaN is passed over.
 #[inline(always)]
-fn maximum<const WHOLE: bool>(scores: &mut [f32; KV_BLOCK_TOKENS], visible: &Range<usize>, how: &Softmax) -> f32 {
+fn maximum(scores: &mut [f32; KV_BLOCK_TOKENS], visible: &Range<usize>, how: &Softmax) -> f32 {
     // SAFETY: see [`Wide`]; each of the four registers is 16 of the 64 scores.
     unsafe {
         let lowest = _mm512_set1_ps(f32::NEG_INFINITY);
@@ -181,9 +465,7 @@ fn maximum<const WHOLE: bool>(scores: &mut [f32; KV_BLOCK_TOKENS], visible: &Ran
                 s = softcap(Wide(s), Wide::splat(cap)).0;
                 _mm512_storeu_ps(scores.as_mut_ptr().add(16 * i), s);
             }
-            if !WHOLE {
-                s = _mm512_mask_mov_ps(lowest, lanes(i, visible), s);
-            }
+            s = _mm512_mask_mov_ps(lowest, lanes(i, visible), s);
             // The second operand is kept against a NaN in the first: no lane of the maxima is one.
             *max = _mm512_max_ps(s, lowest);
         }
@@ -194,7 +476,7 @@ fn maximum<const WHOLE: bool>(scores: &mut [f32; KV_BLOCK_TOKENS], visible: &Ran
 
 /// Replaces the scores by `e^(score - max)`, rounded where asked, and returns the sum before rounding.
 #[inline(always)]
-fn probabilities<const WHOLE: bool, const BF16: bool>(
+fn probabilities<const BF16: bool>(
     scores: &mut [f32; KV_BLOCK_TOKENS],
     visible: &Range<usize>,
     how: &Softmax,
@@ -209,10 +491,8 @@ fn probabilities<const WHOLE: bool, const BF16: bool>(
             if how.softcap.is_none() {
                 s = Wide::splat(how.scale).times(s);
             }
-            let mut p = exp_unbounded(s.minus(Wide::splat(max)));
-            if !WHOLE {
-                p = Wide(_mm512_maskz_mov_ps(lanes(i, visible), p.0));
-            }
+            let p = exp_unbounded(s.minus(Wide::splat(max)));
+            let mut p = Wide(_mm512_maskz_mov_ps(lanes(i, visible), p.0));
             sum = _mm256_add_ps(sum, _mm512_castps512_ps256(p.0));
             let upper = _mm512_extracti64x4_epi64::<1>(_mm512_castps_si512(p.0));
             sum = _mm256_add_ps(sum, _mm256_castsi256_ps(upper));
