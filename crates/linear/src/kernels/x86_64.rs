@@ -11,7 +11,7 @@ use std::arch::x86_64::*;
 pub(crate) use amx::{Amx, Micro, STEP, TILE, TILE_ELEMENTS, Tiles};
 pub(crate) use avx512::Avx512;
 
-use super::{K_BLOCK, Kernel, STEP_PAIRS, Tile};
+use super::{K_BLOCK, Kernel, Tile};
 use crate::WeightType;
 use crate::layout::{self, PANEL};
 use crate::number::SMALLEST_OPERAND_BITS;
@@ -28,16 +28,18 @@ impl Avx2 {
     }
 }
 
-/// How far ahead of the loads of one panel its lines are fetched, where weights are of 16 bits: their products wait for memory. That is what
-/// memory delivers in its latency, and past the end of a page, where the processor's own prefetching stops.
+/// Bytes of a cache line.
+const LINE: usize = 64;
+/// How far ahead of the loads of one panel its lines are fetched where few rows wait for weights. That is what memory delivers in its latency,
+/// and past the end of a page, where the processor's own prefetching stops.
 const FETCH_AHEAD: usize = 3 << 10;
 
-/// Fetches the lines of a step of 16 pairs of 16-bit weights that are going to be loaded soon after those at `from`.
+/// Fetches so many lines that are going to be loaded soon after those at `from`: those of a step of weights.
 #[inline(always)]
-fn fetch_ahead(from: *const u8) {
-    for line in 0..STEP_PAIRS {
+fn fetch_ahead<const LINES: usize>(from: *const u8) {
+    for line in 0..LINES {
         // SAFETY: a prefetch touches nothing, wherever it points.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(FETCH_AHEAD + line * 64).cast()) };
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(FETCH_AHEAD + line * LINE).cast()) };
     }
 }
 

@@ -16,7 +16,7 @@ mod super_blocks;
 
 use std::arch::x86_64::*;
 
-use super::{fetch_ahead, is_operand};
+use super::{LINE, fetch_ahead, is_operand};
 use crate::WeightType;
 use crate::kernels::{STEP_PAIRS, Tile};
 use crate::layout::{PANEL, q4_0, q4_1, q5_0, q8_0};
@@ -330,6 +330,7 @@ unsafe fn q4_0<const ROWS: usize, const HALVES: usize>(
 ) {
     for block in 0..pairs / STEP_PAIRS {
         let from = panel.wrapping_add((start / 32 + block) * q4_0::BYTES);
+        fetch_ahead::<{ q4_0::BYTES.div_ceil(LINE) }>(from);
         for first in (0..2).step_by(HALVES) {
             // SAFETY: see the module.
             unsafe {
@@ -365,6 +366,7 @@ unsafe fn q4_1<const ROWS: usize, const HALVES: usize>(
 ) {
     for block in 0..pairs / STEP_PAIRS {
         let from = panel.wrapping_add((start / 32 + block) * q4_1::BYTES);
+        fetch_ahead::<{ q4_1::BYTES.div_ceil(LINE) }>(from);
         for first in (0..2).step_by(HALVES) {
             // SAFETY: see the module.
             unsafe {
@@ -390,6 +392,7 @@ unsafe fn q5_0<const ROWS: usize, const HALVES: usize>(
 ) {
     for block in 0..pairs / STEP_PAIRS {
         let from = panel.wrapping_add((start / 32 + block) * q5_0::BYTES);
+        fetch_ahead::<{ q5_0::BYTES.div_ceil(LINE) }>(from);
         for first in (0..2).step_by(HALVES) {
             // SAFETY: see the module.
             unsafe {
@@ -412,6 +415,7 @@ unsafe fn q8_0<const ROWS: usize, const HALVES: usize>(
     const Z: i8 = -1;
     for block in 0..pairs / STEP_PAIRS {
         let from = panel.wrapping_add((start / 32 + block) * q8_0::BYTES);
+        fetch_ahead::<{ q8_0::BYTES.div_ceil(LINE) }>(from);
         for first in (0..2).step_by(HALVES) {
             // SAFETY: see the module.
             unsafe {
@@ -455,7 +459,7 @@ unsafe fn bf16<const ROWS: usize, const HALVES: usize>(
     to: &mut Multiply<ROWS, HALVES>,
 ) {
     for step in (0..pairs).step_by(STEP_PAIRS) {
-        fetch_ahead(panel.wrapping_add((start + 2 * step) * 2 * PANEL));
+        fetch_ahead::<STEP_PAIRS>(panel.wrapping_add((start + 2 * step) * 2 * PANEL));
         for first in (0..2).step_by(HALVES) {
             for pair in step..(step + STEP_PAIRS).min(pairs) {
                 for half in 0..HALVES {
@@ -484,7 +488,7 @@ unsafe fn f16<const ROWS: usize, const HALVES: usize>(
     to: &mut Multiply<ROWS, HALVES>,
 ) {
     for step in (0..pairs).step_by(STEP_PAIRS) {
-        fetch_ahead(panel.wrapping_add((start + 2 * step) * 2 * PANEL));
+        fetch_ahead::<STEP_PAIRS>(panel.wrapping_add((start + 2 * step) * 2 * PANEL));
         for first in (0..2).step_by(HALVES) {
             for pair in step..(step + STEP_PAIRS).min(pairs) {
                 for half in 0..HALVES {

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{HALF, Multiply, columns, five_bit_step, load_bytes, load_f16, load_lanes, nibble_step};
+use super::{HALF, LINE, Multiply, columns, fetch_ahead, five_bit_step, load_bytes, load_f16, load_lanes, nibble_step};
 use crate::kernels::STEP_PAIRS;
 use crate::layout::{PANEL, q4_k, q5_k, q6_k};
 
@@ -36,6 +36,7 @@ pub(super) unsafe fn q4_k<const ROWS: usize, const HALVES: usize>(
     for step in 0..pairs / STEP_PAIRS {
         let (block, sub) = ((start / 32 + step) / 8, (start / 32 + step) % 8);
         let from = panel.wrapping_add(block * q4_k::BYTES);
+        fetch_ahead::<{ q4_k::BYTES.div_ceil(8 * LINE) }>(from.wrapping_add(sub * q4_k::BYTES / 8));
         for first in (0..2).step_by(HALVES) {
             // SAFETY: see the module above.
             unsafe {
@@ -58,6 +59,7 @@ pub(super) unsafe fn q5_k<const ROWS: usize, const HALVES: usize>(
     for step in 0..pairs / STEP_PAIRS {
         let (block, sub) = ((start / 32 + step) / 8, (start / 32 + step) % 8);
         let from = panel.wrapping_add(block * q5_k::BYTES);
+        fetch_ahead::<{ q5_k::BYTES.div_ceil(8 * LINE) }>(from.wrapping_add(sub * q5_k::BYTES / 8));
         for first in (0..2).step_by(HALVES) {
             // SAFETY: see the module above.
             unsafe {
@@ -81,6 +83,7 @@ pub(super) unsafe fn q6_k<const ROWS: usize, const HALVES: usize>(
     for step in 0..pairs / STEP_PAIRS {
         let (block, first_sub) = ((start / 32 + step) / 8, (start / 32 + step) % 8 * 2);
         let from = panel.wrapping_add(block * q6_k::BYTES);
+        fetch_ahead::<{ q6_k::BYTES.div_ceil(8 * LINE) }>(from.wrapping_add(first_sub / 2 * q6_k::BYTES / 8));
         for first in (0..2).step_by(HALVES) {
             for sub in first_sub..first_sub + 2 {
                 // SAFETY: see the module above.
