@@ -15,6 +15,8 @@ use crate::tile::{Call, Tile, TileRows, Values, in_tasks, scratch};
 
 /// Fewer bytes of keys and values than this are read sooner than another thread is woken.
 const SHARED_BYTES: usize = 2 << 20;
+/// Fewest items for each task where tasks take one ahead.
+const AHEAD_ITEMS: usize = 8;
 
 /// Runs a call whose plan is split: one tile of rows for each KV head.
 pub(crate) fn run<K: Kernels>(kernels: K, plan: &Plan, call: &Call<'_>, out: RowsOut<'_>, mut floats: &mut [f32]) {
@@ -40,13 +42,15 @@ pub(crate) fn run<K: Kernels>(kernels: K, plan: &Plan, call: &Call<'_>, out: Row
     // Values that are in the keys count as read: they are, to be transposed.
     let item_bytes = (layout.k_block_bytes() + layout.v_block_bytes()) / layout.kv_heads;
     let tasks = if ring.items() * item_bytes < SHARED_BYTES { 1 } else { plan.tasks };
+    // With few items, one that waits for its task would be missed by another.
+    let takes_ahead = ring.items() >= AHEAD_ITEMS * tasks;
     in_tasks(&mut floats[..plan.task_floats() * tasks], plan.task_floats(), |floats| {
         let (mut bench, _) = scratch(plan, floats);
         let _alarm = Alarm(&ring);
         let mut next = ring.take();
         while let Some(item) = next {
-            // Taken one ahead: what is fetched meanwhile comes to the core that will read it.
-            next = ring.take();
+            // Taken one ahead: what is prefetched meanwhile comes to the core that will read it.
+            next = if takes_ahead { ring.take() } else { None };
             if !ring.wait_for_slot(item, || ring.fold(&fold, tile)) {
                 return;
             }
@@ -71,6 +75,9 @@ pub(crate) fn run<K: Kernels>(kernels: K, plan: &Plan, call: &Call<'_>, out: Row
             });
             ring.finish(item);
             ring.fold(&fold, tile);
+            if !takes_ahead {
+                next = ring.take();
+            }
         }
     });
     // The last results may have come while another task was about to leave the fold.

@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crate::kernels::{Kernels, Operand, PANEL, RowState, Rows, RowsOut, Softmax, WholeBlock};
+use crate::kernels::{BlockOperands, Kernels, LINE, Operand, PANEL, PREFETCH_ROWS, RowState, Rows, RowsOut, Softmax};
 use crate::keys::Keys;
 use crate::plain::RowValues;
 use crate::plan::Plan;
@@ -15,10 +15,8 @@ use crate::{AttnParams, AttnShape, KV_BLOCK_TOKENS, KvBlock, KvDtype, KvLayout, 
 
 /// Rows of a tile that is cut by the diagonal or the window go so many at a time: hidden tokens cost little, registers are full.
 const CUT_ROWS: usize = 12;
-/// Rows whose probabilities are computed before more of the next block is fetched.
-const PART_ROWS: usize = 16;
-/// Up to so many rows are done with a block sooner than the next one comes: it is asked for between the columns of the scores too.
-const FEW_ROWS: usize = 15;
+/// Up to so many rows are done with a block sooner than the next one comes: more of it is prefetched between the columns of the scores too.
+const SPLIT_SCORES_ROWS: usize = 15;
 
 /// One call, checked.
 #[derive(Debug, Clone, Copy)]
@@ -158,30 +156,28 @@ struct Seen<'b> {
 }
 
 impl Seen<'_> {
-    /// Parts in which the scores are computed: the columns of a block, many rows of which are done at once where all of them count.
-    fn score_parts(&self) -> usize {
-        if self.whole && self.last - self.first > FEW_ROWS { 1 } else { KV_BLOCK_TOKENS / PANEL }
-    }
-
-    /// Parts in which the probabilities are computed.
-    fn probability_parts(&self) -> usize {
-        (self.last - self.first).div_ceil(PART_ROWS)
+    /// Columns of the scores that are computed in one call: all, where many rows see the whole block.
+    fn score_columns(&self, kernels: impl Kernels) -> usize {
+        match (self.whole, self.last - self.first) {
+            (true, ..=SPLIT_SCORES_ROWS) => kernels.score_columns(self.last - self.first),
+            (true, _) => KV_BLOCK_TOKENS,
+            // Those that only hidden tokens would fill are left out.
+            (false, _) => PANEL,
+        }
     }
 }
 
-/// The block that comes next, fetched a little at a time: it takes its time to come.
-struct Ahead<'b>([std::slice::Chunks<'b, u8>; 2]);
+/// Keys and values of the block that comes next, prefetched a little at a time: they take their time to come.
+struct Prefetch<'b>([std::slice::Chunks<'b, u8>; 2]);
 
-impl<'b> Ahead<'b> {
-    /// Keys and values that are there after so many parts.
+impl<'b> Prefetch<'b> {
+    /// All of them in so many parts.
     fn new(bytes: [&'b [u8]; 2], parts: usize) -> Self {
-        /// Bytes of a cache line.
-        const LINE: usize = 64;
         Self(bytes.map(|bytes| bytes.chunks(bytes.len().div_ceil(parts).next_multiple_of(LINE).max(LINE))))
     }
 
     /// Asks for the next part.
-    fn fetch(&mut self, kernels: impl Kernels) {
+    fn next(&mut self, kernels: impl Kernels) {
         for bytes in self.0.iter_mut().filter_map(Iterator::next) {
             kernels.prefetch(bytes);
         }
@@ -246,8 +242,8 @@ impl<K: Kernels> Tile<'_, K> {
     fn fold_block(&self, index: usize, bench: &mut Bench<'_>, rows: &mut TileRows<'_>) {
         let columns = self.plan.v_columns;
         let next = (index + 1 < self.blocks().end).then_some((index + 1, self.kv_head));
-        if self.kernels.folds_whole(&self.call.keys.layout(), self.rows.len()) && self.all_see(index) {
-            return self.fold_whole(index, bench, rows, next);
+        if self.fold_at_once(index, bench, rows, next) {
+            return;
         }
         self.block(index, bench, (rows.q, rows.states), next, |range, states, how| match how {
             Values::Product { p, values, k, columns: width } => {
@@ -260,27 +256,60 @@ impl<K: Kernels> Tile<'_, K> {
         });
     }
 
-    /// Whether all rows see all of a block.
-    fn all_see(&self, index: usize) -> bool {
-        // What later rows see begins later and ends later.
-        [0, self.rows.len() - 1].iter().all(|&r| self.visible(r, index) == (0..KV_BLOCK_TOKENS))
+    /// The rows that see any of a block: neighbours, since positions only grow.
+    fn seeing(&self, index: usize) -> Range<usize> {
+        let count = self.rows.len();
+        let sees = |r: &usize| !self.visible(*r, index).is_empty();
+        if sees(&0) && sees(&(count - 1)) {
+            return 0..count;
+        }
+        let first = (0..count).find(sees).unwrap_or(count);
+        first..(first..count).find(|r| !sees(r)).unwrap_or(count)
     }
 
-    /// [`Tile::fold_block`] where all rows see all of the block, by kernels that take it whole.
-    fn fold_whole(&self, index: usize, bench: &mut Bench<'_>, rows: &mut TileRows<'_>, next: Option<(usize, usize)>) {
+    /// Whether these rows, which see some of a block, see all of it.
+    fn see_all(&self, rows: &Range<usize>, index: usize) -> bool {
+        // What later rows see begins later and ends later.
+        [rows.start, rows.end - 1].iter().all(|&r| self.visible(r, index) == (0..KV_BLOCK_TOKENS))
+    }
+
+    /// [`Tile::fold_block`] by kernels that take a block in one call; `false` where there is none for this block, and nothing was done.
+    fn fold_at_once(
+        &self,
+        index: usize,
+        bench: &mut Bench<'_>,
+        rows: &mut TileRows<'_>,
+        next: Option<(usize, usize)>,
+    ) -> bool {
         let layout = self.call.keys.layout();
+        if !self.kernels.folds_blocks(&layout, self.rows.len()) {
+            return false;
+        }
+        let range = self.seeing(index);
+        if !self.kernels.folds_blocks(&layout, range.len()) {
+            return false;
+        }
+        let is_whole = self.see_all(&range, index);
         let (block, head) = self.call.keys.block(index, self.kv_head, bench.packed);
-        let block = WholeBlock {
-            q: Rows { data: rows.q, stride: layout.head_dim, rows: self.rows.len() },
+        // The probability of a hidden token is 0, and 0 times infinity would be NaN. Tokens that no row sees are multiplied as well.
+        if !is_whole && !all_finite(&layout, block, head, 0..KV_BLOCK_TOKENS) {
+            return false;
+        }
+        let block = BlockOperands {
+            q: Rows { data: &rows.q[range.start * layout.head_dim..], stride: layout.head_dim, rows: range.len() },
             k: operand(&layout, block.k, head, layout.k_head_elements(), KV_BLOCK_TOKENS),
             v: operand(&layout, block.v, head, layout.v_head_elements(), layout.v_head_dim),
             how: &self.softmax(),
             head_dim: layout.head_dim,
             v_head_dim: layout.v_head_dim,
+            is_whole,
         };
-        let mut ahead = Ahead::new(self.stored(next), self.rows.len().div_ceil(PART_ROWS));
-        let states = &mut rows.states[..self.rows.len()];
-        self.kernels.fold_whole(&block, states, rows.o, self.plan.v_columns, || ahead.fetch(self.kernels));
+        let mut prefetch = Prefetch::new(self.stored(next), range.len().div_ceil(PREFETCH_ROWS));
+        let visible = |r| self.visible(range.start + r, index);
+        let out = (&mut rows.o[range.start * self.plan.v_columns..], self.plan.v_columns);
+        let states = &mut rows.states[range.clone()];
+        self.kernels.fold_block(&block, visible, states, out, || prefetch.next(self.kernels));
+        true
     }
 
     fn softmax(&self) -> Softmax {
@@ -306,22 +335,20 @@ impl<K: Kernels> Tile<'_, K> {
     ) {
         let layout = self.call.keys.layout();
         let visible = |r| self.visible(r, index);
-        // The rows that see any of the block are neighbours: positions only grow.
-        let count = self.rows.len();
-        let first = (0..count).find(|&r| !visible(r).is_empty()).unwrap_or(count);
-        let last = (first..count).find(|&r| visible(r).is_empty()).unwrap_or(count);
-        if first == last {
+        let range = self.seeing(index);
+        if range.is_empty() {
             return;
         }
+        let Range { start: first, end: last } = range;
         let tokens = visible(first).start.min(visible(last - 1).start)..visible(last - 1).end.max(visible(first).end);
-        let whole = |r| visible(r) == (0..KV_BLOCK_TOKENS);
-        let whole = whole(first) && whole(last - 1);
+        let whole = self.see_all(&range, index);
         let (block, head) = self.call.keys.block(index, self.kv_head, bench.packed);
         let seen = Seen { block, head, first, last, tokens, whole };
 
-        let mut ahead = Ahead::new(self.stored(next), seen.score_parts() + seen.probability_parts());
-        self.scores(index, &layout, &seen, (bench.k, bench.p), q, &mut ahead);
-        self.probabilities(index, &seen, bench.p, states, &self.softmax(), &mut ahead);
+        let parts = KV_BLOCK_TOKENS / seen.score_columns(self.kernels) + range.len().div_ceil(PREFETCH_ROWS);
+        let mut prefetch = Prefetch::new(self.stored(next), parts);
+        self.scores(index, &layout, &seen, (bench.k, bench.p), q, &mut prefetch);
+        self.probabilities(index, &seen, bench.p, states, &self.softmax(), &mut prefetch);
         self.values(index, &layout, &seen, (bench.v, bench.p), states, &mut add);
     }
 
@@ -332,13 +359,12 @@ impl<K: Kernels> Tile<'_, K> {
         seen: &Seen<'_>,
         (k, p): (&mut [f32], &mut [f32]),
         q: &[f32],
-        ahead: &mut Ahead<'_>,
+        prefetch: &mut Prefetch<'_>,
     ) {
         let &Seen { first, last, whole, .. } = seen;
         let keys = operand(layout, seen.block.k, seen.head, layout.k_head_elements(), KV_BLOCK_TOKENS);
         let keys = self.unpacked(keys, layout.head_dim, KV_BLOCK_TOKENS, layout.head_dim, k);
-        // Columns that only hidden tokens would fill are left out; there are none in a block that all rows see whole.
-        let width = KV_BLOCK_TOKENS / seen.score_parts();
+        let width = seen.score_columns(self.kernels);
         for columns in (0..KV_BLOCK_TOKENS).step_by(width).map(|c| c..c + width) {
             let sees = |r: &usize| {
                 let visible = self.visible(*r, index);
@@ -349,7 +375,7 @@ impl<K: Kernels> Tile<'_, K> {
             let q = Rows { data: &q[from * layout.head_dim..], stride: layout.head_dim, rows: to - from };
             let p = &mut p[from * KV_BLOCK_TOKENS..];
             self.kernels.product(q, keys, 0..layout.head_dim, columns, p, KV_BLOCK_TOKENS);
-            ahead.fetch(self.kernels);
+            prefetch.next(self.kernels);
         }
     }
 
@@ -360,10 +386,10 @@ impl<K: Kernels> Tile<'_, K> {
         p: &mut [f32],
         states: &mut [RowState],
         how: &Softmax,
-        ahead: &mut Ahead<'_>,
+        prefetch: &mut Prefetch<'_>,
     ) {
-        for first in (seen.first..seen.last).step_by(PART_ROWS) {
-            let rows = first..(first + PART_ROWS).min(seen.last);
+        for first in (seen.first..seen.last).step_by(PREFETCH_ROWS) {
+            let rows = first..(first + PREFETCH_ROWS).min(seen.last);
             let scores = &mut p[rows.start * KV_BLOCK_TOKENS..rows.end * KV_BLOCK_TOKENS];
             if seen.whole {
                 self.kernels.softmax_whole(scores, how, &mut states[rows]);
@@ -372,7 +398,7 @@ impl<K: Kernels> Tile<'_, K> {
                     self.kernels.softmax(scores, self.visible(r, index), how, &mut states[r]);
                 }
             }
-            ahead.fetch(self.kernels);
+            prefetch.next(self.kernels);
         }
     }
 

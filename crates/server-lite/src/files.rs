@@ -128,8 +128,7 @@ impl Output {
 
 /// What an error on the way to an output's file becomes.
 pub(crate) fn write_fault(path: &Path) -> impl FnOnce(io::Error) -> AppError {
-    let path = path.to_owned();
-    move |source| AppError::File { doing: "write", path, source }
+    move |source| AppError::File { doing: "write", path: path.to_owned(), source }
 }
 
 /// Writes the text of a file that was asked for, as [`write_whole`] does.

@@ -1,4 +1,4 @@
-//! Where a prefill's time goes: how long each kind of step takes, in chunks as `plimsoll run` would take them, and in decoding after it.
+//! Where a prefill's time goes: how long each kind of step takes, in chunks of `--chunk` rows, and in decoding after it.
 //!
 //! `step-times MODEL TOKENS [--chunk N] [--threads N] [--decode N]` prints a Markdown table. An observer stands between the steps, so the
 //! total is a little above that of a run without one.
@@ -7,11 +7,13 @@
 use anyhow::Result;
 use clap::Parser;
 use plimsoll_attention::KvDtype;
-use plimsoll_models::{CpuExecutor, CpuSession, CpuSettings, LogitRows, Session, StepEvent, StepObserver};
+use plimsoll_models::{CpuExecutor, CpuSession, CpuSettings, LogitRows, Model, Session, StepEvent, StepObserver};
+use plimsoll_program::Access;
 use plimsoll_tests::{model, pass::new_sequence, random::Random};
 use std::{
     collections::BTreeMap,
     mem,
+    num::NonZeroUsize,
     path::PathBuf,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
@@ -24,8 +26,8 @@ struct Args {
     /// Random tokens of the prompt.
     tokens: usize,
     /// Rows of a chunk.
-    #[arg(long, default_value_t = 512)]
-    chunk: usize,
+    #[arg(long, default_value = "512")]
+    chunk: NonZeroUsize,
     #[arg(long, default_value_t = 2)]
     threads: usize,
     /// Tokens decoded after the prompt.
@@ -43,15 +45,33 @@ struct Clock {
 }
 
 /// Gives each step the time since the one before.
-struct Watch(Arc<Mutex<Clock>>);
+struct Watch {
+    clock: Arc<Mutex<Clock>>,
+    model: Arc<Model>,
+}
+
+impl Watch {
+    /// The operation, and the widths of what it writes.
+    fn name(&self, event: &StepEvent<'_>) -> String {
+        let program = &self.model.architecture().program;
+        let mut widths = Vec::new();
+        // Steps of nested chains are told by their names alone.
+        if event.depth == 0 {
+            program.main().steps()[event.step].op.visit(|slot, access| {
+                if access == Access::Write {
+                    widths.push(program.slot(slot).extent.width().to_string());
+                }
+            });
+        }
+        format!("{} to {}", event.op, widths.join(" + "))
+    }
+}
 
 impl StepObserver for Watch {
     fn step(&mut self, event: &StepEvent<'_>) {
-        let mut clock = self.0.lock().expect("nobody panics with it");
+        let mut clock = self.clock.lock().expect("nobody panics with it");
         let took = clock.last.elapsed();
-        let widths: Vec<String> =
-            event.outputs.iter().map(|bytes| (bytes.len() / 4 / event.dims.rows.max(1)).to_string()).collect();
-        let entry = clock.times.entry(format!("{} to {}", event.op, widths.join(" + "))).or_default();
+        let entry = clock.times.entry(self.name(event)).or_default();
         *entry = (entry.0 + took, entry.1 + 1);
         clock.last = Instant::now();
     }
@@ -71,8 +91,9 @@ fn main() -> Result<()> {
     };
     let executor = CpuExecutor::new(Arc::clone(&model), settings)?;
     let sequence = new_sequence(&model, settings.kv_dtype, args.tokens + args.decode)?;
-    let mut session = CpuSession::new(executor, sequence, Watch(Arc::clone(&clock)));
-    for tokens in tokens.chunks(args.chunk) {
+    let mut session =
+        CpuSession::new(executor, sequence, Watch { clock: Arc::clone(&clock), model: Arc::clone(&model) });
+    for tokens in tokens.chunks(args.chunk.get()) {
         clock.lock().expect("nobody panics with it").last = Instant::now();
         session.extend(tokens, LogitRows::Last)?;
     }

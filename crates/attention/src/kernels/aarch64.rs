@@ -236,8 +236,8 @@ impl Kernels for Neon {
     fn map<F: Function>(self, f: F, x: &mut [f32]) {
         rows::map::<Register, F>(f, x);
     }
-    fn gate<F: Function>(self, f: F, gate: &[f32], up: &[f32], out: &mut [f32]) {
-        rows::gate::<Register, F>(f, gate, up, out);
+    fn gate<F: Function>(self, f: F, gate: &mut [f32], up: &[f32]) {
+        rows::gate::<Register, F>(f, gate, up);
     }
     fn sum(self, x: &[f32], squares: bool) -> f32 {
         rows::sum::<Register>(x, squares)

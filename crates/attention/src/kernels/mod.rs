@@ -1,8 +1,8 @@
 //! The inner loops, once per instruction set, with equal bits.
 //!
 //! [`product`], [`unpack`] and [`rows`] are written once over [`lanes::Lanes`], eight f32 values; [`scalar`] runs them on an array, `x86_64` on
-//! AVX2 registers, `aarch64` on pairs of NEON registers. AVX-512 and AMX have products of their own, and leave what is eight lanes wide by
-//! definition to AVX2; NEON has one for whole registers of columns.
+//! AVX2 registers, `aarch64` on pairs of NEON registers. AVX-512 has products, a softmax and functions of its own, AMX
+//! products and whole blocks; both leave what is eight lanes wide by definition to AVX2; NEON has one for whole registers of columns.
 //! [`crate::plain`] is the definition both are tested against.
 #![expect(unsafe_code, reason = "SIMD intrinsics, unchecked inner loops, and threads that write disjoint rows")]
 
@@ -32,6 +32,10 @@ pub(crate) use x86_64::{Amx, Avx2, Avx512};
 
 /// Columns of one panel of an unpacked operand.
 pub(crate) const PANEL: usize = 16;
+/// Rows after which more of the next block is prefetched.
+pub(crate) const PREFETCH_ROWS: usize = 16;
+/// Bytes of a cache line.
+pub(crate) const LINE: usize = 64;
 
 /// Whether this CPU, and this system, run the kernels of an instruction set.
 pub(crate) fn is_available(isa: Isa) -> bool {
@@ -116,10 +120,10 @@ pub(crate) struct Softmax {
     pub(crate) bf16: bool,
 }
 
-/// A block of keys and values and rows that see all of it.
+/// A block of keys and values, and rows that see some of it.
 #[derive(Debug, Clone, Copy)]
-#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only AMX takes blocks whole"))]
-pub(crate) struct WholeBlock<'a> {
+#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only AMX takes a block in one call"))]
+pub(crate) struct BlockOperands<'a> {
     /// Rows of `head_dim` elements, operands of a bf16 product if `how` says so.
     pub(crate) q: Rows<'a>,
     pub(crate) k: Operand<'a>,
@@ -127,6 +131,8 @@ pub(crate) struct WholeBlock<'a> {
     pub(crate) how: &'a Softmax,
     pub(crate) head_dim: usize,
     pub(crate) v_head_dim: usize,
+    /// Whether each row sees all of it. If not, all values are finite, those of tokens that no row sees too.
+    pub(crate) is_whole: bool,
 }
 
 /// Running maximum and denominator of one row.
@@ -191,22 +197,27 @@ pub(crate) trait Kernels: Copy + Send + Sync {
         out_stride: usize,
     );
 
-    /// Whether blocks that so many rows see whole go to [`Kernels::fold_whole`].
-    fn folds_whole(self, _layout: &KvLayout, _rows: usize) -> bool {
+    /// Columns of scores that few rows take at a time, so that the next block is prefetched in between; divides a block's.
+    fn score_columns(self, _rows: usize) -> usize {
+        PANEL
+    }
+
+    /// Whether blocks that so many rows see go to [`Kernels::fold_block`].
+    fn folds_blocks(self, _layout: &KvLayout, _rows: usize) -> bool {
         false
     }
 
-    /// Folds a block into the states and running outputs of rows that see all of it, as `product`, `softmax_whole` and `product_fold` would;
-    /// calls `ahead` between parts of the work.
-    fn fold_whole(
+    /// Folds a block into the states and running outputs of rows, as `product`, `softmax` and `product_fold` would. Each row sees some
+    /// of it: `visible`, which is not asked if all see all. Calls `ahead` after each [`PREFETCH_ROWS`] rows.
+    fn fold_block(
         self,
-        _block: &WholeBlock<'_>,
+        _block: &BlockOperands<'_>,
+        _visible: impl Fn(usize) -> Range<usize>,
         _states: &mut [RowState],
-        _out: &mut [f32],
-        _out_stride: usize,
+        _out: (&mut [f32], usize),
         _ahead: impl FnMut(),
     ) {
-        unreachable!("a kernel that takes no block whole")
+        unreachable!("a kernel that takes no block in one call")
     }
 
     /// Folds one row's product, made by `product`, into a running output, as `product_fold` does.
@@ -241,8 +252,8 @@ pub(crate) trait Kernels: Copy + Send + Sync {
     /// Applies `f` to each element of `x` in place.
     fn map<F: crate::math::Function>(self, f: F, x: &mut [f32]);
 
-    /// `out[i] = f(gate[i]) * up[i]`.
-    fn gate<F: crate::math::Function>(self, f: F, gate: &[f32], up: &[f32], out: &mut [f32]);
+    /// `gate[i] = f(gate[i]) * up[i]`.
+    fn gate<F: crate::math::Function>(self, f: F, gate: &mut [f32], up: &[f32]);
 
     /// Sum of `x` or of its squares over 8 lanes.
     fn sum(self, x: &[f32], squares: bool) -> f32;

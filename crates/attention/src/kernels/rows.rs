@@ -139,15 +139,14 @@ pub(super) fn map<L: Lanes, F: Function>(f: F, x: &mut [f32]) {
 }
 
 #[inline(always)]
-pub(super) fn gate<L: Lanes, F: Function>(f: F, gate: &[f32], up: &[f32], out: &mut [f32]) {
-    assert!(gate.len() == up.len() && up.len() == out.len(), "gate, up and out lengths");
-    let ((gates, gate_rest), (ups, up_rest)) = (gate.as_chunks::<8>(), up.as_chunks::<8>());
-    let (outs, out_rest) = out.as_chunks_mut::<8>();
-    for ((g, u), o) in gates.iter().zip(ups).zip(outs) {
-        *o = f.eval(L::from_array(*g)).times(L::from_array(*u)).to_array();
+pub(super) fn gate<L: Lanes, F: Function>(f: F, gate: &mut [f32], up: &[f32]) {
+    assert_eq!(gate.len(), up.len(), "gate and up lengths");
+    let ((gates, gate_rest), (ups, up_rest)) = (gate.as_chunks_mut::<8>(), up.as_chunks::<8>());
+    for (g, u) in gates.iter_mut().zip(ups) {
+        *g = f.eval(L::from_array(*g)).times(L::from_array(*u)).to_array();
     }
-    for ((g, u), o) in gate_rest.iter().zip(up_rest).zip(out_rest) {
-        *o = f.eval(*g) * u;
+    for (g, u) in gate_rest.iter_mut().zip(up_rest) {
+        *g = f.eval(*g) * u;
     }
 }
 

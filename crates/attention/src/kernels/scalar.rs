@@ -153,8 +153,8 @@ impl Kernels for Scalar {
     fn map<F: Function>(self, f: F, x: &mut [f32]) {
         rows::map::<Array8, F>(f, x);
     }
-    fn gate<F: Function>(self, f: F, gate: &[f32], up: &[f32], out: &mut [f32]) {
-        rows::gate::<Array8, F>(f, gate, up, out);
+    fn gate<F: Function>(self, f: F, gate: &mut [f32], up: &[f32]) {
+        rows::gate::<Array8, F>(f, gate, up);
     }
     fn sum(self, x: &[f32], squares: bool) -> f32 {
         rows::sum::<Array8>(x, squares)

@@ -11,7 +11,7 @@ pub(crate) use amx::Amx;
 pub(crate) use avx512::Avx512;
 
 use super::lanes::{Lanes, Values};
-use super::{Kernels, OPERAND_FLOOR, Operand, RowState, Rows, Softmax, product, rows, unpack};
+use super::{Kernels, LINE, OPERAND_FLOOR, Operand, RowState, Rows, Softmax, product, rows, unpack};
 use crate::math::Function;
 
 /// Proof that this CPU has AVX2, FMA and F16C: `detect` is the only way to make one.
@@ -199,7 +199,7 @@ impl Kernels for Avx2 {
         with_features!(<> (product: &[f32], state: RowState, out: &mut [f32]), rows::fold_plain)
     }
     fn prefetch(self, bytes: &[u8]) {
-        for line in bytes.chunks(64) {
+        for line in bytes.chunks(LINE) {
             // SAFETY: every x86-64 CPU has SSE; a prefetch reads nothing that a program can see.
             unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) };
         }
@@ -219,8 +219,8 @@ impl Kernels for Avx2 {
     fn map<F: Function>(self, f: F, x: &mut [f32]) {
         with_features!(<F> (f: F, x: &mut [f32]), rows::map::<Register, F>)
     }
-    fn gate<F: Function>(self, f: F, gate: &[f32], up: &[f32], out: &mut [f32]) {
-        with_features!(<F> (f: F, gate: &[f32], up: &[f32], out: &mut [f32]), rows::gate::<Register, F>)
+    fn gate<F: Function>(self, f: F, gate: &mut [f32], up: &[f32]) {
+        with_features!(<F> (f: F, gate: &mut [f32], up: &[f32]), rows::gate::<Register, F>)
     }
     fn sum(self, x: &[f32], squares: bool) -> f32 {
         with_features!(<> (x: &[f32], squares: bool) -> f32, rows::sum::<Register>)

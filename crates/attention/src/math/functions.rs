@@ -1,4 +1,4 @@
-//! Elementary functions, written once for one value and for eight lanes.
+//! Elementary functions, written once for one value and for lanes of values.
 
 use crate::kernels::Values;
 

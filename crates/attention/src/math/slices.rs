@@ -28,7 +28,7 @@ pub enum Activation {
     Exp,
 }
 
-/// Runs `$call` with the kernels of `$isa`; an instruction set this CPU lacks runs the scalar ones, which give the same bits.
+/// Returns from the function with `$call`, run with the kernels of `$isa`; an instruction set this CPU lacks runs the scalar ones, which give the same bits.
 macro_rules! dispatch {
     ($isa:expr, |$kernels:ident| $call:expr) => {{
         #[cfg(target_arch = "x86_64")]
@@ -51,7 +51,7 @@ macro_rules! dispatch {
         {
             return $call;
         }
-        let $kernels = Scalar;
+        let (_, $kernels) = ($isa, Scalar);
         $call
     }};
 }
@@ -104,15 +104,15 @@ pub fn activate(isa: Isa, activation: Activation, x: &mut [f32]) {
     with_function!(activation, |f| run(isa, f, x));
 }
 
-/// A gated linear unit: `out[i] = activation(gate[i]) * up[i]`; SwiGLU with [`Activation::Silu`].
+/// A gated linear unit, in place of the gate: `gate[i] = activation(gate[i]) * up[i]`; SwiGLU with [`Activation::Silu`].
 ///
 /// # Panics
-/// If the three lengths differ.
-pub fn glu(isa: Isa, activation: Activation, gate: &[f32], up: &[f32], out: &mut [f32]) {
-    fn run<F: Function>(isa: Isa, f: F, gate: &[f32], up: &[f32], out: &mut [f32]) {
-        dispatch!(isa, |kernels| kernels.gate(f, gate, up, out));
+/// If the lengths differ.
+pub fn glu(isa: Isa, activation: Activation, gate: &mut [f32], up: &[f32]) {
+    fn run<F: Function>(isa: Isa, f: F, gate: &mut [f32], up: &[f32]) {
+        dispatch!(isa, |kernels| kernels.gate(f, gate, up));
     }
-    with_function!(activation, |f| run(isa, f, gate, up, out));
+    with_function!(activation, |f| run(isa, f, gate, up));
 }
 
 /// Sum of a row: element `i` joins lane `i % 8`, ascending; lanes combine as `((0+4)+(2+6)) + ((1+5)+(3+7))`.

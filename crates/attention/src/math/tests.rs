@@ -142,8 +142,8 @@ proptest! {
                 let mut got = x.clone();
                 activate(isa, activation, &mut got);
                 let ups = vec![up; x.len()];
-                let mut gated = vec![0.0; x.len()];
-                glu(isa, activation, &x, &ups, &mut gated);
+                let mut gated = x.clone();
+                glu(isa, activation, &mut gated, &ups);
                 for (i, &x) in x.iter().enumerate() {
                     prop_assert!(same(got[i], one(activation, x)), "{:?} of {} on {:?}: {}", activation, x, isa, got[i]);
                     prop_assert!(same(gated[i], one(activation, x) * up), "gated {:?} of {}", activation, x);

@@ -11,7 +11,7 @@ use std::arch::x86_64::*;
 pub(crate) use amx::{Amx, Micro, STEP, TILE, TILE_ELEMENTS, Tiles};
 pub(crate) use avx512::Avx512;
 
-use super::{K_BLOCK, Kernel, Tile};
+use super::{K_BLOCK, Kernel, STEP_PAIRS, Tile};
 use crate::WeightType;
 use crate::layout::{self, PANEL};
 use crate::number::SMALLEST_OPERAND_BITS;
@@ -30,8 +30,10 @@ impl Avx2 {
 
 /// Bytes of a cache line.
 const LINE: usize = 64;
-/// How far ahead of the loads of one panel its lines are fetched where few rows wait for weights. That is what memory delivers in its latency,
-/// and past the end of a page, where the processor's own prefetching stops.
+/// Lines of a step of 16-bit weights.
+const STEP_LINES: usize = STEP_PAIRS * 2 * PANEL * size_of::<u16>() / LINE;
+/// How far ahead of the loads of one panel its lines are fetched: those of 16-bit weights always, those of block formats where AVX2 multiplies a
+/// few rows with them. That is what memory delivers in its latency, and past the end of a page, where the processor's own prefetching stops.
 const FETCH_AHEAD: usize = 3 << 10;
 
 /// Fetches so many lines that are going to be loaded soon after those at `from`: those of a step of weights.

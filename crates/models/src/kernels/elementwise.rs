@@ -1,6 +1,7 @@
 //! Functions of one element, sums and products of two: in place, on the left operand.
 
 use super::{for_rows, softplus::softplus};
+use multiversion::multiversion;
 use plimsoll_attention::{Isa, math};
 use plimsoll_program::{Activation, Unary};
 
@@ -32,24 +33,17 @@ pub(crate) fn glu(gate: &mut [f32], up: &[f32], activation: Activation, isa: Isa
         Activation::Relu => math::Activation::Relu,
         Activation::Sigmoid => math::Activation::Sigmoid,
     };
-    // A block stays in a first-level cache between the activation and the product.
-    const BLOCK: usize = 2048;
-    for_rows(gate, 1, threads, |first, gate| {
-        for (gate, up) in gate.chunks_mut(BLOCK).zip(up[first..].chunks(BLOCK)) {
-            math::activate(isa, activation, gate);
-            each_pair(gate, up, |gate, up| gate * up);
-        }
-    });
+    for_rows(gate, 1, threads, |first, gate| math::glu(isa, activation, gate, &up[first..][..gate.len()]));
 }
 
 /// `a[i] = a[i] + b[i]`; a shorter `b` is one row, added to every row of `a`.
 pub(crate) fn add(a: &mut [f32], b: &[f32], threads: usize) {
-    zip(a, b, threads, |a, b| a + b);
+    zip(a, b, threads, add_each);
 }
 
 /// `a[i] = a[i] * b[i]`; a shorter `b` is one row, and multiplies every row of `a`.
 pub(crate) fn mul(a: &mut [f32], b: &[f32], threads: usize) {
-    zip(a, b, threads, |a, b| a * b);
+    zip(a, b, threads, mul_each);
 }
 
 /// `x[i] = x[i] * factor`.
@@ -68,15 +62,15 @@ pub(crate) fn sum(x: &[f32]) -> f32 {
     x.iter().map(|&x| f64::from(x)).sum::<f64>() as f32
 }
 
-fn zip(a: &mut [f32], b: &[f32], threads: usize, f: impl Fn(f32, f32) -> f32 + Sync) {
+fn zip(a: &mut [f32], b: &[f32], threads: usize, f: impl Fn(&mut [f32], &[f32]) + Sync) {
     if a.is_empty() {
         return;
     }
     assert!(!b.is_empty() && a.len().is_multiple_of(b.len()), "{} elements are no rows of {}", a.len(), b.len());
     if a.len() == b.len() {
-        for_rows(a, 1, threads, |first, a| each_pair(a, &b[first..], &f));
+        for_rows(a, 1, threads, |first, a| f(a, &b[first..]));
     } else {
-        for_rows(a, b.len(), threads, |_, a| a.chunks_exact_mut(b.len()).for_each(|row| each_pair(row, b, &f)));
+        for_rows(a, b.len(), threads, |_, a| a.chunks_exact_mut(b.len()).for_each(|row| f(row, b)));
     }
 }
 
@@ -86,9 +80,20 @@ fn each(x: &mut [f32], f: impl Fn(f32) -> f32) {
     }
 }
 
-fn each_pair(a: &mut [f32], b: &[f32], f: impl Fn(f32, f32) -> f32) {
+/// Where it is compiled for more than one instruction set, the compiler has wider registers and gives the same bits: no product is fused with a sum
+/// unless the source says so.
+#[multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2"))]
+fn add_each(a: &mut [f32], b: &[f32]) {
     for (a, b) in a.iter_mut().zip(b) {
-        *a = f(*a, *b);
+        *a += b;
+    }
+}
+
+/// As [`add_each`].
+#[multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2"))]
+fn mul_each(a: &mut [f32], b: &[f32]) {
+    for (a, b) in a.iter_mut().zip(b) {
+        *a *= b;
     }
 }
 

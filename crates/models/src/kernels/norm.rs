@@ -1,6 +1,7 @@
 //! RMSNorm: Zhang and Sennrich 2019, arXiv:1910.07467.
 
 use super::for_rows;
+use multiversion::multiversion;
 
 const LANES: usize = 8;
 
@@ -11,37 +12,35 @@ pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32], thr
     let width = weight.len();
     assert_eq!(x.len(), out.len(), "the norm's input and output differ in length");
     for_rows(out, width, threads, |first, out| {
-        let x = &x[first * width..][..out.len()];
-        for (x, out) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
-            let inverse = inverse_root_mean_square(x, eps);
-            for ((out, x), weight) in out.iter_mut().zip(x).zip(weight) {
-                *out = x * inverse * weight;
-            }
+        for (out, x) in out.chunks_exact_mut(width).zip(x[first * width..].chunks_exact(width)) {
+            out.copy_from_slice(x);
+            norm_runs(out, weight, eps);
         }
     });
 }
 
 /// [`rms_norm`] that leaves its result in `x`.
 pub(crate) fn rms_norm_in_place(x: &mut [f32], weight: &[f32], eps: f32, threads: usize) {
-    for_rows(x, weight.len(), threads, |_, x| {
-        for x in x.chunks_exact_mut(weight.len()) {
-            let inverse = inverse_root_mean_square(x, eps);
-            for (x, weight) in x.iter_mut().zip(weight) {
-                *x = *x * inverse * weight;
-            }
-        }
-    });
+    for_rows(x, weight.len(), threads, |_, x| norm_runs(x, weight, eps));
 }
 
-fn inverse_root_mean_square(x: &[f32], eps: f32) -> f32 {
-    1.0 / (sum_of_squares(x) / x.len() as f32 + eps).sqrt()
+/// Each run of `weight.len()` elements. As [`super::elementwise`] says of its sums, the bits are those of any instruction set. Eight lanes fill the
+/// registers of AVX2; with wider ones the compiler takes twice as many instructions.
+#[multiversion(targets("x86_64+avx2"))]
+fn norm_runs(x: &mut [f32], weight: &[f32], eps: f32) {
+    for x in x.chunks_exact_mut(weight.len()) {
+        let inverse = 1.0 / (sum_of_squares(x) / x.len() as f32 + eps).sqrt();
+        for (x, weight) in x.iter_mut().zip(weight) {
+            *x = *x * inverse * weight;
+        }
+    }
 }
 
 /// Sum of squares in eight lanes, combined as `((l0+l4)+(l2+l6)) + ((l1+l5)+(l3+l7))`.
+#[inline(always)]
 fn sum_of_squares(x: &[f32]) -> f32 {
     let mut lanes = [0.0f32; LANES];
-    let chunks = x.chunks_exact(LANES);
-    let tail = chunks.remainder();
+    let (chunks, tail) = x.as_chunks::<LANES>();
     for chunk in chunks {
         for (lane, x) in lanes.iter_mut().zip(chunk) {
             *lane += x * x;

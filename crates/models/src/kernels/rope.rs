@@ -1,6 +1,7 @@
 //! Rotary position embedding: Su et al. 2021, arXiv:2104.09864.
 
 use super::for_rows;
+use multiversion::multiversion;
 use plimsoll_attention::math::sin_cos;
 use plimsoll_program::RopeLayout;
 
@@ -39,24 +40,30 @@ pub(crate) fn rotate(
         let rows = x.chunks_exact_mut(width).zip(table[first * rotary_dim..].chunks_exact(rotary_dim));
         for (x, table) in rows {
             let (cos, sin) = table.split_at(half);
-            for head in x.chunks_exact_mut(head_dim) {
-                let rotated = &mut head[..rotary_dim];
-                match layout {
-                    RopeLayout::Halves => {
-                        let (low, high) = rotated.split_at_mut(half);
-                        for (((a, b), c), s) in low.iter_mut().zip(high).zip(cos).zip(sin) {
-                            (*a, *b) = (*a * c - *b * s, *b * c + *a * s);
-                        }
-                    }
-                    RopeLayout::Pairs => {
-                        for ((pair, c), s) in rotated.chunks_exact_mut(2).zip(cos).zip(sin) {
-                            (pair[0], pair[1]) = (pair[0] * c - pair[1] * s, pair[1] * c + pair[0] * s);
-                        }
-                    }
+            rotate_heads(x, head_dim, cos, sin, layout);
+        }
+    });
+}
+
+/// The heads of one row. As [`super::elementwise`] says of its sums, the bits are those of any instruction set.
+#[multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2"))]
+fn rotate_heads(x: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32], layout: RopeLayout) {
+    for head in x.chunks_exact_mut(head_dim) {
+        let rotated = &mut head[..2 * cos.len()];
+        match layout {
+            RopeLayout::Halves => {
+                let (low, high) = rotated.split_at_mut(cos.len());
+                for (((a, b), c), s) in low.iter_mut().zip(high).zip(cos).zip(sin) {
+                    (*a, *b) = (*a * c - *b * s, *b * c + *a * s);
+                }
+            }
+            RopeLayout::Pairs => {
+                for ((pair, c), s) in rotated.chunks_exact_mut(2).zip(cos).zip(sin) {
+                    (pair[0], pair[1]) = (pair[0] * c - pair[1] * s, pair[1] * c + pair[0] * s);
                 }
             }
         }
-    });
+    }
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! AMX: products over bf16 keys and values by tiles of 16 rows, 16 columns and 32 elements of the summed axis.
+//! AMX: products over bf16 keys and values, and whole blocks of them, by tiles of 16 rows, 16 columns and 32 elements of the summed axis.
 //!
 //! KV blocks hold pairs of the summed axis side by side, which is how a tile wants its right-hand operand: tiles are loaded from the block
 //! itself. `tdpbf16ps` sums in the contract's order (Intel Software Developer's Manual, volume 2); NaNs alone have other payloads.
@@ -14,7 +14,7 @@ use std::sync::OnceLock;
 
 use super::Avx512;
 use super::avx512::{ProbabilityTiles, Sink, check, is_whole, softmax_rows_to_tiles};
-use crate::kernels::{Kernels, Operand, RowState, Rows, Softmax, WholeBlock};
+use crate::kernels::{BlockOperands, Kernels, Operand, PREFETCH_ROWS, RowState, Rows, Softmax};
 use crate::math::Function;
 use crate::{KV_BLOCK_TOKENS, KvDtype, KvLayout};
 
@@ -24,6 +24,10 @@ const TILE: usize = 16;
 const STEP: usize = 32;
 /// Longest summed axis: its tiles of 16 rows lie on the stack.
 const MAX_K: usize = 256;
+/// Most columns of values of a block that is taken in one call: 16 rows of them lie on the stack, twice.
+const MAX_COLUMNS: usize = 256;
+/// Parts of a block's rows are as long as those that [`Kernels::fold_block`] is asked for.
+const _: () = assert!(TILE == PREFETCH_ROWS);
 /// Fewest rows that tiles are used for.
 const MIN_ROWS: usize = 6;
 
@@ -96,7 +100,7 @@ static CONFIG: Config = Config {
 #[repr(align(64))]
 struct Left([u32; MAX_K / STEP * TILE * TILE]);
 
-/// 16 rows of sums.
+/// 16 rows of up to so many sums, each as long as is asked for.
 #[repr(align(64))]
 struct Sums<const COLUMNS: usize>([[f32; COLUMNS]; TILE]);
 
@@ -114,10 +118,17 @@ fn by_tiles(a: Rows<'_>, b: Operand<'_>, k: &Range<usize>, columns: &Range<usize
 /// The system permits tiles; every row of `a` has `k` elements (32 to [`MAX_K`], whole steps), all bf16 numbers; `b` has the columns, whole
 /// tiles of them, and so has `sink`, for every row.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-unsafe fn multiply(a: Rows<'_>, (b, b_stride): (*const u32, usize), k: usize, columns: Range<usize>, sink: Sink) {
+unsafe fn multiply(
+    amx: Amx,
+    a: Rows<'_>,
+    (b, b_stride): (*const u32, usize),
+    k: usize,
+    columns: Range<usize>,
+    sink: Sink,
+) {
     let mut left = Left([0; MAX_K / STEP * TILE * TILE]);
     let mut sums = Sums([[0.0; 4 * TILE]; TILE]);
-    let tiles = Tiles::configure();
+    let tiles = Tiles::configure(amx);
     for first_row in (0..a.rows).step_by(TILE) {
         let rows = TILE.min(a.rows - first_row);
         // SAFETY: these rows have `k` elements.
@@ -161,20 +172,22 @@ unsafe fn pack(a: Rows<'_>, rows: Range<usize>, k: usize, left: *mut u32) {
     }
 }
 
-/// A block that all rows see whole, folded into the outputs: scores, softmax and values of 16 rows at a time, which stay in a first-level cache.
-/// While vectors are at the softmax of some rows, tiles are at the scores of the next ones; and while they are at values, vectors fold those of
-/// the rows before.
+/// A block, folded into the outputs: scores, softmax and values of 16 rows at a time, which stay in a first-level cache beside keys and values
+/// of up to 128 columns. While vectors are at the softmax of some rows, tiles are at the scores of the next ones; and while they are at
+/// values, vectors fold those of the rows before. What is between the steps takes up to 50 KiB of the stack, for any shape.
 ///
 /// # Safety
 /// The system permits tiles; `by_tiles` holds for both products, and both fit their operands and the output.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,avx2,fma")]
-unsafe fn fold_whole(
-    block: &WholeBlock<'_>,
+unsafe fn fold_block(
+    amx: Amx,
+    block: &BlockOperands<'_>,
+    visible: &dyn Fn(usize) -> Range<usize>,
     states: &mut [RowState],
     (out, out_stride): (*mut f32, usize),
     ahead: &mut dyn FnMut(),
 ) {
-    let WholeBlock { q, how, head_dim, v_head_dim, .. } = *block;
+    let BlockOperands { q, how, head_dim, v_head_dim, is_whole, .. } = *block;
     let (Operand::Bf16 { data: k, stride: k_stride }, Operand::Bf16 { data: v, stride: v_stride }) = (block.k, block.v)
     else {
         unreachable!("tiles multiply pairs of bf16")
@@ -184,17 +197,18 @@ unsafe fn fold_whole(
     let mut left = MaybeUninit::<Left>::uninit();
     let mut scores = [const { MaybeUninit::<Sums<KV_BLOCK_TOKENS>>::uninit() }; 2];
     let mut p = MaybeUninit::<ProbabilityTiles>::uninit();
-    let mut values = [const { MaybeUninit::<Sums<MAX_K>>::uninit() }; 2];
-    let (left, p) = (left.as_mut_ptr().cast::<u32>(), p.as_mut_ptr());
+    let mut values = [const { MaybeUninit::<Sums<MAX_COLUMNS>>::uninit() }; 2];
+    let left = left.as_mut_ptr().cast::<u32>();
     if q.rows < TILE {
         // SAFETY: the array is as long.
         unsafe { left.write_bytes(0, MAX_K / STEP * TILE * TILE) };
     }
     let rows_of = |group: usize| group * TILE..((group + 1) * TILE).min(q.rows);
     let groups = q.rows.div_ceil(TILE);
-    let tiles = Tiles::configure();
+    let tiles = Tiles::configure(amx);
     // SAFETY: the caller's promise, throughout. A block of keys has 64 columns; two tiles of probabilities are 16 rows of them. A store
-    // writes all 16 rows, and a softmax all rows of its tiles.
+    // writes all 16 rows, and a softmax all rows of its tiles. Between a product and its store there is the softmax at most, which uses vectors
+    // alone and knows nothing of tiles.
     unsafe {
         let multiply_by_keys = |group: usize| {
             pack(q, rows_of(group), head_dim, left);
@@ -203,7 +217,7 @@ unsafe fn fold_whole(
         let store_scores = |to: &mut MaybeUninit<Sums<KV_BLOCK_TOKENS>>| {
             tiles.store(4, to.as_mut_ptr().cast(), KV_BLOCK_TOKENS);
         };
-        let fold = |group: usize, values: &MaybeUninit<Sums<MAX_K>>, states: &[RowState]| {
+        let fold = |group: usize, values: &MaybeUninit<Sums<MAX_COLUMNS>>, states: &[RowState]| {
             let to = Sink {
                 out: out.add(group * TILE * out_stride),
                 stride: out_stride,
@@ -219,7 +233,9 @@ unsafe fn fold_whole(
                 multiply_by_keys(group + 1);
             }
             let scores_of_rows = &mut scores[group % 2].assume_init_mut().0;
-            softmax_rows_to_tiles(scores_of_rows, how, &mut states[rows_of(group)], p);
+            let of_group = |row| visible(group * TILE + row);
+            let cut = (!is_whole).then_some(&of_group as &dyn Fn(usize) -> Range<usize>);
+            softmax_rows_to_tiles(scores_of_rows, how, cut, &mut states[rows_of(group)], &mut p);
             if has_next {
                 store_scores(&mut scores[(group + 1) % 2]);
             }
@@ -227,8 +243,8 @@ unsafe fn fold_whole(
             let mut column = 0;
             while column < v_head_dim {
                 let count = if v_head_dim - column >= 4 * TILE { 4 } else { 1 };
-                tiles.product(count, p.cast(), (v.0.add(column), v.1), KV_BLOCK_TOKENS);
-                tiles.store(count, to.add(column), MAX_K);
+                tiles.product(count, p.as_ptr().cast(), (v.0.add(column), v.1), KV_BLOCK_TOKENS);
+                tiles.store(count, to.add(column), v_head_dim);
                 column += count * TILE;
             }
             if group > 0 {
@@ -241,14 +257,14 @@ unsafe fn fold_whole(
 }
 
 /// # Safety
-/// `values` is as many rows, 256 apart, of whole registers; `to` has room for them, and a state for each.
+/// `values` is as many rows of whole registers, one after the other; `to` has room for them, and a state for each.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,avx2,fma")]
 unsafe fn fold_rows(values: *const f32, (rows, columns): (usize, usize), to: Sink) {
     for row in 0..rows {
         for column in (0..columns).step_by(TILE) {
             // SAFETY: the caller's promise.
-            unsafe { to.put(row, column, _mm512_loadu_ps(values.add(row * MAX_K + column))) };
+            unsafe { to.put(row, column, _mm512_loadu_ps(values.add(row * columns + column))) };
         }
     }
 }
@@ -260,9 +276,8 @@ struct Tiles {
 }
 
 impl Tiles {
-    /// Called by functions that are for a CPU with AMX, where the system permits tiles: nothing else may call it.
-    fn configure() -> Self {
-        // SAFETY: see above; the operand is 64 valid bytes.
+    fn configure(_: Amx) -> Self {
+        // SAFETY: an `Amx` exists only where the system permits tiles; the operand is 64 valid bytes.
         unsafe { asm!("ldtilecfg [{config}]", config = in(reg) &raw const CONFIG, options(nostack, readonly)) };
         Self { thread: PhantomData }
     }
@@ -333,7 +348,7 @@ impl Tiles {
     /// Stores what [`Tiles::product`] left, as rows `stride` elements apart.
     ///
     /// # Safety
-    /// `to` has 16 rows of these columns. Between the product and this there was no other.
+    /// `to` has 16 rows of these columns. Since the product, nothing on this thread has used, configured or released tiles: the compiler never does.
     #[inline(always)]
     unsafe fn store(&self, count: usize, to: *mut f32, stride: usize) {
         // SAFETY: the caller's promise.
@@ -382,7 +397,7 @@ impl Kernels for Amx {
                 check(a, b, &k, &columns, out, out_stride);
                 let sink = Sink { out: out.as_mut_ptr(), stride: out_stride, states: None };
                 // SAFETY: an `Amx` exists only after `detect` found all of it; `check` and `by_tiles` cover every row, k and column.
-                unsafe { multiply(a, (data.as_ptr(), stride), k.end, columns, sink) }
+                unsafe { multiply(self, a, (data.as_ptr(), stride), k.end, columns, sink) }
             }
             _ => self.vectors.product(a, b, k, columns, out, out_stride),
         }
@@ -403,33 +418,37 @@ impl Kernels for Amx {
                 check(a, b, &k, &(0..columns), out, out_stride);
                 let sink = Sink { out: out.as_mut_ptr(), stride: out_stride, states: Some(states.as_ptr()) };
                 // SAFETY: as in `product`.
-                unsafe { multiply(a, (data.as_ptr(), stride), k.end, 0..columns, sink) }
+                unsafe { multiply(self, a, (data.as_ptr(), stride), k.end, 0..columns, sink) }
             }
             _ => self.vectors.product_fold(a, b, k, columns, states, out, out_stride),
         }
     }
-    fn folds_whole(self, layout: &KvLayout, rows: usize) -> bool {
-        self.reads_pairs(layout) && layout.v_head_dim <= MAX_K && rows >= MIN_ROWS
+    fn score_columns(self, rows: usize) -> usize {
+        // A call packs its rows, whatever the columns.
+        if rows < MIN_ROWS { self.vectors.score_columns(rows) } else { KV_BLOCK_TOKENS }
     }
-    fn fold_whole(
+    fn folds_blocks(self, layout: &KvLayout, rows: usize) -> bool {
+        self.reads_pairs(layout) && layout.v_head_dim <= MAX_COLUMNS && rows >= MIN_ROWS
+    }
+    fn fold_block(
         self,
-        block: &WholeBlock<'_>,
+        block: &BlockOperands<'_>,
+        visible: impl Fn(usize) -> Range<usize>,
         states: &mut [RowState],
-        out: &mut [f32],
-        out_stride: usize,
+        (out, out_stride): (&mut [f32], usize),
         mut ahead: impl FnMut(),
     ) {
-        let WholeBlock { q, k, v, how, head_dim, v_head_dim } = *block;
+        let BlockOperands { q, k, v, how, head_dim, v_head_dim, .. } = *block;
         let by_tiles = by_tiles(q, k, &(0..head_dim), &(0..KV_BLOCK_TOKENS))
             && by_tiles(q, v, &(0..KV_BLOCK_TOKENS), &(0..v_head_dim));
-        assert!(by_tiles && how.bf16 && v_head_dim <= MAX_K, "a block that tiles do not take");
+        assert!(by_tiles && how.bf16 && v_head_dim <= MAX_COLUMNS, "a block that tiles do not take");
         assert_eq!(states.len(), q.rows, "one state per row");
         assert!((q.rows - 1) * q.stride + head_dim <= q.data.len(), "left operand too short");
         assert!((q.rows - 1) * out_stride + v_head_dim <= out.len(), "output too short");
         k.check(head_dim, KV_BLOCK_TOKENS);
         v.check(KV_BLOCK_TOKENS, v_head_dim);
         // SAFETY: an `Amx` exists only after `detect` found all of it; every operand was just checked.
-        unsafe { fold_whole(block, states, (out.as_mut_ptr(), out_stride), &mut ahead) };
+        unsafe { fold_block(self, block, &visible, states, (out.as_mut_ptr(), out_stride), &mut ahead) };
     }
     fn softmax(self, scores: &mut [f32], visible: Range<usize>, how: &Softmax, state: &mut RowState) {
         self.vectors.softmax(scores, visible, how, state);
@@ -455,8 +474,8 @@ impl Kernels for Amx {
     fn map<F: Function>(self, f: F, x: &mut [f32]) {
         self.vectors.map(f, x);
     }
-    fn gate<F: Function>(self, f: F, gate: &[f32], up: &[f32], out: &mut [f32]) {
-        self.vectors.gate(f, gate, up, out);
+    fn gate<F: Function>(self, f: F, gate: &mut [f32], up: &[f32]) {
+        self.vectors.gate(f, gate, up);
     }
     fn sum(self, x: &[f32], squares: bool) -> f32 {
         self.vectors.sum(x, squares)

@@ -1,4 +1,5 @@
-//! AVX-512: products with sixteen columns in one register. What is eight lanes wide by definition stays with AVX2.
+//! AVX-512: products with sixteen columns in one register, a softmax of sixteen rows, functions of sixteen values. The sums of a row, eight lanes wide by
+//! definition, stay with AVX2.
 
 mod product;
 mod rows;
@@ -88,6 +89,9 @@ impl Kernels for Avx512 {
         // SAFETY: as in `product`.
         unsafe { multiply(a, b, k, 0..columns, sink) }
     }
+    fn score_columns(self, _rows: usize) -> usize {
+        2 * PANEL
+    }
     fn softmax(self, scores: &mut [f32], visible: Range<usize>, how: &Softmax, state: &mut RowState) {
         // SAFETY: an `Avx512` exists only after `detect` found the features.
         unsafe { rows::softmax(scores, visible, how, state) }
@@ -115,9 +119,9 @@ impl Kernels for Avx512 {
         // SAFETY: as in `softmax`.
         unsafe { rows::map(f, x) }
     }
-    fn gate<F: Function>(self, f: F, gate: &[f32], up: &[f32], out: &mut [f32]) {
+    fn gate<F: Function>(self, f: F, gate: &mut [f32], up: &[f32]) {
         // SAFETY: as in `softmax`.
-        unsafe { rows::gate(f, gate, up, out) }
+        unsafe { rows::gate(f, gate, up) }
     }
     fn sum(self, x: &[f32], squares: bool) -> f32 {
         self.0.sum(x, squares)

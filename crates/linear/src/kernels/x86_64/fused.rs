@@ -16,7 +16,7 @@ mod super_blocks;
 
 use std::arch::x86_64::*;
 
-use super::{LINE, fetch_ahead, is_operand};
+use super::{LINE, STEP_LINES, fetch_ahead, is_operand};
 use crate::WeightType;
 use crate::kernels::{STEP_PAIRS, Tile};
 use crate::layout::{PANEL, q4_0, q4_1, q5_0, q8_0};
@@ -459,7 +459,7 @@ unsafe fn bf16<const ROWS: usize, const HALVES: usize>(
     to: &mut Multiply<ROWS, HALVES>,
 ) {
     for step in (0..pairs).step_by(STEP_PAIRS) {
-        fetch_ahead::<STEP_PAIRS>(panel.wrapping_add((start + 2 * step) * 2 * PANEL));
+        fetch_ahead::<STEP_LINES>(panel.wrapping_add((start + 2 * step) * 2 * PANEL));
         for first in (0..2).step_by(HALVES) {
             for pair in step..(step + STEP_PAIRS).min(pairs) {
                 for half in 0..HALVES {
@@ -488,7 +488,7 @@ unsafe fn f16<const ROWS: usize, const HALVES: usize>(
     to: &mut Multiply<ROWS, HALVES>,
 ) {
     for step in (0..pairs).step_by(STEP_PAIRS) {
-        fetch_ahead::<STEP_PAIRS>(panel.wrapping_add((start + 2 * step) * 2 * PANEL));
+        fetch_ahead::<STEP_LINES>(panel.wrapping_add((start + 2 * step) * 2 * PANEL));
         for first in (0..2).step_by(HALVES) {
             for pair in step..(step + STEP_PAIRS).min(pairs) {
                 for half in 0..HALVES {

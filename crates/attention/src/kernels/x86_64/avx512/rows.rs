@@ -1,6 +1,7 @@
-//! What happens to one row, sixteen values at a time. Sums keep their eight lanes: the lower half of a register is added before the upper.
+//! What happens to one row, sixteen values at a time, or to sixteen rows. Sums keep their eight lanes: the lower half of a register is added before the upper.
 
 use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use crate::KV_BLOCK_TOKENS;
@@ -141,11 +142,11 @@ pub(super) unsafe fn softmax_whole(scores: &mut [f32], how: &Softmax, states: &m
         // SAFETY: the caller's promise.
         unsafe {
             match <&mut [[f32; KV_BLOCK_TOKENS]; ROWS]>::try_from(&mut *rows) {
-                Ok(rows) => softmax_rows(rows, how, states, &mut InPlace(how.bf16)),
+                Ok(rows) => softmax_rows(rows, how, None, states, &mut InPlace(how.bf16)),
                 Err(_) => {
                     let mut spare = [[0.0; KV_BLOCK_TOKENS]; ROWS];
                     spare[..rows.len()].copy_from_slice(rows);
-                    softmax_rows(&mut spare, how, states, &mut InPlace(how.bf16));
+                    softmax_rows(&mut spare, how, None, states, &mut InPlace(how.bf16));
                     rows.copy_from_slice(&spare[..rows.len()]);
                 }
             }
@@ -188,12 +189,12 @@ impl Probabilities for InPlace {
 pub(in super::super) struct ProbabilityTiles([[[u32; 16]; ROWS]; 2]);
 
 /// As two tiles of operands, for a CPU with AVX-512 BF16.
-struct ToTiles(*mut ProbabilityTiles);
+struct ToTiles<'a>(&'a mut MaybeUninit<ProbabilityTiles>);
 
-impl Probabilities for ToTiles {
+impl Probabilities for ToTiles<'_> {
     #[inline(always)]
     unsafe fn put(&mut self, row: usize, _: &mut [f32; KV_BLOCK_TOKENS], values: [Wide; COUNT]) {
-        // SAFETY: see [`Wide`]; who made this vouches for AVX-512 BF16 and the tiles, whose rows are 64 bytes.
+        // SAFETY: see [`Wide`]; who made this vouches for AVX-512 BF16. A row of a tile is 64 bytes.
         unsafe {
             let floor = _mm512_set1_ps(OPERAND_FLOOR);
             // The rounding is that of operands; only what is below their floor must be cleared before.
@@ -203,44 +204,51 @@ impl Probabilities for ToTiles {
             }
             for (tile, pair) in kept.as_chunks::<2>().0.iter().enumerate() {
                 let words: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(pair[1].0, pair[0].0));
-                _mm512_store_si512((&raw mut (*self.0).0[tile][row]).cast(), words);
+                _mm512_store_si512((&raw mut (*self.0.as_mut_ptr()).0[tile][row]).cast(), words);
             }
         }
     }
 
     fn poison(&mut self, row: usize, _: &mut [f32; KV_BLOCK_TOKENS]) {
-        // SAFETY: who made this vouches for the tiles, of which every row was put.
-        unsafe { (*self.0).0[0][row][0] = 0x7fc0 };
+        // SAFETY: inside of the tiles; a word is written, and none is read.
+        unsafe { (*self.0.as_mut_ptr()).0[0][row][0] = 0x7fc0 };
     }
 }
 
 /// Rows that go through a softmax together: one for each value of a register.
-pub(in super::super) const ROWS: usize = 16;
+const ROWS: usize = 16;
 
-/// Softmax of 16 rows, of which the first have a state and the others do not count; all rows of the tiles are written. What is done once for each row is done for all of them at a
-/// time, with one row in each lane: row `4 j + i` in lane `4 i + j`, which is how four transposed registers of four rows lie.
+/// [`softmax_rows`] to tiles, all rows of which are written.
 ///
 /// # Safety
-/// The CPU has AVX-512 F, BW, VL and BF16; `tiles` is valid for writing.
-///
-/// # Panics
-/// If there are more than 16 states.
+/// The CPU has AVX-512 F, BW, VL and BF16.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,avx2,fma")]
 pub(in super::super) unsafe fn softmax_rows_to_tiles(
     scores: &mut [[f32; KV_BLOCK_TOKENS]; ROWS],
     how: &Softmax,
+    cut: Option<&dyn Fn(usize) -> Range<usize>>,
     states: &mut [RowState],
-    tiles: *mut ProbabilityTiles,
+    tiles: &mut MaybeUninit<ProbabilityTiles>,
 ) {
     // SAFETY: the caller's promise.
-    unsafe { softmax_rows(scores, how, states, &mut ToTiles(tiles)) }
+    unsafe { softmax_rows(scores, how, cut, states, &mut ToTiles(tiles)) }
 }
 
-/// As [`softmax_rows_to_tiles`], to wherever.
+/// Softmax of 16 rows, of which the first have a state and the others do not count. `cut`: what each row sees, unless that is all.
+///
+/// What is done once for each row is done for all of them at a time, with one row in each lane: row `4 j + i` in lane `4 i + j`, which is how
+/// four transposed registers of four rows lie.
+///
+/// # Safety
+/// See [`Wide`]; the CPU has what `to` asks for.
+///
+/// # Panics
+/// If there are more than 16 states.
 #[inline(always)]
 unsafe fn softmax_rows<P: Probabilities>(
     scores: &mut [[f32; KV_BLOCK_TOKENS]; ROWS],
     how: &Softmax,
+    cut: Option<&dyn Fn(usize) -> Range<usize>>,
     states: &mut [RowState],
     to: &mut P,
 ) {
@@ -256,6 +264,12 @@ unsafe fn softmax_rows<P: Probabilities>(
                 }
                 _mm512_storeu_ps(value.as_mut_ptr(), s.0);
             }
+        }
+    }
+    if let Some(visible) = cut {
+        for (row, scores) in scores.iter_mut().enumerate().take(states.len()) {
+            // SAFETY: see [`Wide`].
+            unsafe { hide(scores, &visible(row)) };
         }
     }
     let scale = Wide::splat(if is_scaled { 1.0 } else { how.scale });
@@ -288,12 +302,30 @@ unsafe fn softmax_rows<P: Probabilities>(
     }
 }
 
-/// The lane of a row; see [`softmax_rows_to_tiles`].
+/// Makes the scores of tokens outside `visible` the lowest there are: their probability is 0 then.
+///
+/// # Safety
+/// See [`Wide`].
+#[inline(always)]
+unsafe fn hide(scores: &mut [f32; KV_BLOCK_TOKENS], visible: &Range<usize>) {
+    for i in 0..COUNT {
+        // SAFETY: see [`Wide`]; each of the four registers is 16 of the 64 scores.
+        unsafe {
+            let lowest = _mm512_set1_ps(f32::NEG_INFINITY);
+            _mm512_mask_storeu_ps(scores.as_mut_ptr().add(16 * i), !lanes(i, visible), lowest);
+        }
+    }
+}
+
+/// The lane of a row; see [`softmax_rows`].
 const fn lane(row: usize) -> usize {
     row % 4 * 4 + row / 4
 }
 
 /// `e^(scale * score - max)` of one row.
+///
+/// # Safety
+/// See [`Wide`].
 #[inline(always)]
 unsafe fn probabilities_of(scores: &[f32; KV_BLOCK_TOKENS], scale: Wide, max: f32) -> [Wide; COUNT] {
     let mut values = [Wide::splat(max); COUNT];
@@ -306,6 +338,9 @@ unsafe fn probabilities_of(scores: &[f32; KV_BLOCK_TOKENS], scale: Wide, max: f3
 }
 
 /// The largest score of each row, which is no NaN: one is passed over.
+///
+/// # Safety
+/// See [`Wide`].
 #[inline(always)]
 unsafe fn maxima(scores: &[[f32; KV_BLOCK_TOKENS]; ROWS]) -> Wide {
     // SAFETY: see [`Wide`].
@@ -320,6 +355,9 @@ unsafe fn maxima(scores: &[[f32; KV_BLOCK_TOKENS]; ROWS]) -> Wide {
 }
 
 /// The largest scores of a row, each of some of them.
+///
+/// # Safety
+/// See [`Wide`].
 #[inline(always)]
 unsafe fn largest(scores: &[f32; KV_BLOCK_TOKENS]) -> __m512 {
     // SAFETY: see [`Wide`]; each of the four registers is 16 of the 64 scores.
@@ -340,6 +378,9 @@ const EVEN_QUARTERS: i32 = 0b10_00_10_00;
 const ODD_QUARTERS: i32 = 0b11_01_11_01;
 
 /// The sum (`MAX`: the maximum) of each row's eight values, in the order of [`combine`]. A register holds a row in each half.
+///
+/// # Safety
+/// See [`Wide`].
 #[inline(always)]
 unsafe fn combined<const MAX: bool>(pairs: [__m512; ROWS / 2]) -> __m512 {
     // SAFETY: see [`Wide`].
@@ -361,13 +402,20 @@ unsafe fn combined<const MAX: bool>(pairs: [__m512; ROWS / 2]) -> __m512 {
     }
 }
 
+/// The sum, or the maximum.
+///
+/// # Safety
+/// See [`Wide`].
 #[inline(always)]
 unsafe fn join<const MAX: bool>(a: __m512, b: __m512) -> __m512 {
     // SAFETY: see [`Wide`].
     unsafe { if MAX { _mm512_max_ps(a, b) } else { _mm512_add_ps(a, b) } }
 }
 
-/// [`RowState::fold`] of up to 16 rows, whose maxima and sums lie as [`softmax_rows_to_tiles`] says.
+/// [`RowState::fold`] of up to 16 rows, whose maxima and sums lie as [`softmax_rows`] says.
+///
+/// # Safety
+/// See [`Wide`].
 #[inline(always)]
 unsafe fn fold(states: &mut [RowState], block_max: Wide, block_sum: Wide) {
     let mut all = [RowState::EMPTY; ROWS];
@@ -424,15 +472,15 @@ pub(super) unsafe fn map<F: Function>(f: F, x: &mut [f32]) {
 /// # Safety
 /// As [`softmax`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma")]
-pub(super) unsafe fn gate<F: Function>(f: F, gate: &[f32], up: &[f32], out: &mut [f32]) {
-    assert!(gate.len() == up.len() && up.len() == out.len(), "gate, up and out lengths");
-    for ((gate, up), out) in gate.chunks(16).zip(up.chunks(16)).zip(out.chunks_mut(16)) {
-        let lanes = first_lanes(out.len());
-        // SAFETY: see [`Wide`]; the lanes are those of all three.
+pub(super) unsafe fn gate<F: Function>(f: F, gate: &mut [f32], up: &[f32]) {
+    assert_eq!(gate.len(), up.len(), "gate and up lengths");
+    for (gate, up) in gate.chunks_mut(16).zip(up.chunks(16)) {
+        let lanes = first_lanes(gate.len());
+        // SAFETY: see [`Wide`]; the lanes are those of both.
         unsafe {
             let value = f.eval(Wide(_mm512_maskz_loadu_ps(lanes, gate.as_ptr())));
             let value = value.times(Wide(_mm512_maskz_loadu_ps(lanes, up.as_ptr())));
-            _mm512_mask_storeu_ps(out.as_mut_ptr(), lanes, value.0);
+            _mm512_mask_storeu_ps(gate.as_mut_ptr(), lanes, value.0);
         }
     }
 }

@@ -15,7 +15,7 @@ use std::arch::x86_64::*;
 use super::round_bf16;
 use crate::WeightType;
 use crate::kernels::STEP_PAIRS;
-use crate::kernels::x86_64::fetch_ahead;
+use crate::kernels::x86_64::{STEP_LINES, fetch_ahead};
 use crate::layout::PANEL;
 use crate::number::SMALLEST_OPERAND_BITS;
 
@@ -238,7 +238,7 @@ unsafe fn bf16<P: Pairs>(panel: *const u8, start: usize, len: usize, to: &mut P)
     let smallest = unsafe { _mm512_set1_epi32((SMALLEST_OPERAND_BITS | (SMALLEST_OPERAND_BITS >> 16)).cast_signed()) };
     let pairs = len.div_ceil(2);
     for first in (0..pairs).step_by(STEP_PAIRS) {
-        fetch_ahead::<STEP_PAIRS>(panel.wrapping_add((start + 2 * first) * 2 * PANEL));
+        fetch_ahead::<STEP_LINES>(panel.wrapping_add((start + 2 * first) * 2 * PANEL));
         for pair in first..(first + STEP_PAIRS).min(pairs) {
             // SAFETY: see the module: an odd `k` is padded to a pair.
             unsafe {
@@ -257,7 +257,7 @@ unsafe fn bf16<P: Pairs>(panel: *const u8, start: usize, len: usize, to: &mut P)
 unsafe fn f16<P: Pairs>(panel: *const u8, start: usize, len: usize, to: &mut P) {
     let pairs = len.div_ceil(2);
     for first in (0..pairs).step_by(STEP_PAIRS) {
-        fetch_ahead::<STEP_PAIRS>(panel.wrapping_add((start + 2 * first) * 2 * PANEL));
+        fetch_ahead::<STEP_LINES>(panel.wrapping_add((start + 2 * first) * 2 * PANEL));
         for pair in first..(first + STEP_PAIRS).min(pairs) {
             // SAFETY: see the module: an odd `k` is padded to a pair.
             unsafe {
