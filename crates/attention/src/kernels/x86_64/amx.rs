@@ -289,59 +289,47 @@ impl Tiles {
     /// `left` is `k / 32` tiles, `b` is `k / 2` rows with these columns.
     #[inline(always)]
     unsafe fn product(&self, count: usize, left: *const u32, (b, b_stride): (*const u32, usize), k: usize) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            if count == 4 {
-                asm!(
-                    "tilezero tmm0",
-                    "tilezero tmm1",
-                    "tilezero tmm2",
-                    "tilezero tmm3",
-                    "2:",
-                    "tileloadd tmm4, [{left} + {row}]",
-                    "tileloadd tmm5, [{b} + {b_row}]",
-                    "tdpbf16ps tmm0, tmm4, tmm5",
-                    "tileloadd tmm6, [{b} + {b_row} + 64]",
-                    "tdpbf16ps tmm1, tmm4, tmm6",
-                    "tileloadd tmm7, [{b} + {b_row} + 128]",
-                    "tdpbf16ps tmm2, tmm4, tmm7",
-                    "tileloadd tmm5, [{b} + {b_row} + 192]",
-                    "tdpbf16ps tmm3, tmm4, tmm5",
-                    "add {left}, 1024",
-                    "add {b}, {b_step}",
-                    "dec {steps}",
-                    "jnz 2b",
-                    left = inout(reg) left => _,
-                    b = inout(reg) b => _,
-                    b_row = in(reg) b_stride * size_of::<u32>(),
-                    b_step = in(reg) b_stride * size_of::<u32>() * TILE,
-                    steps = inout(reg) k / STEP => _,
-                    row = in(reg) 64usize,
-                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-                    options(nostack, readonly),
-                );
-            } else {
-                asm!(
-                    "tilezero tmm0",
-                    "2:",
-                    "tileloadd tmm4, [{left} + {row}]",
-                    "tileloadd tmm5, [{b} + {b_row}]",
-                    "tdpbf16ps tmm0, tmm4, tmm5",
-                    "add {left}, 1024",
-                    "add {b}, {b_step}",
-                    "dec {steps}",
-                    "jnz 2b",
-                    left = inout(reg) left => _,
-                    b = inout(reg) b => _,
-                    b_row = in(reg) b_stride * size_of::<u32>(),
-                    b_step = in(reg) b_stride * size_of::<u32>() * TILE,
-                    steps = inout(reg) k / STEP => _,
-                    row = in(reg) 64usize,
-                    out("tmm0") _, out("tmm4") _, out("tmm5") _,
-                    options(nostack, readonly),
-                );
-            }
+        // The forms differ in the tiles of sums that they clear, and in what they load and multiply in a step.
+        macro_rules! multiply {
+            (clear: $($clear:literal)*; step: $($step:literal)*;) => {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    asm!(
+                        $($clear,)*
+                        "2:",
+                        $($step,)*
+                        "add {left}, 1024",
+                        "add {b}, {b_step}",
+                        "dec {steps}",
+                        "jnz 2b",
+                        left = inout(reg) left => _,
+                        b = inout(reg) b => _,
+                        b_row = in(reg) b_stride * size_of::<u32>(),
+                        b_step = in(reg) b_stride * size_of::<u32>() * TILE,
+                        steps = inout(reg) k / STEP => _,
+                        row = in(reg) 64usize,
+                        out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                        out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                        options(nostack, readonly),
+                    );
+                }
+            };
+        }
+        if count == 4 {
+            multiply!(
+                clear: "tilezero tmm0" "tilezero tmm1" "tilezero tmm2" "tilezero tmm3";
+                step: "tileloadd tmm4, [{left} + {row}]"
+                    "tileloadd tmm5, [{b} + {b_row}]" "tdpbf16ps tmm0, tmm4, tmm5"
+                    "tileloadd tmm6, [{b} + {b_row} + 64]" "tdpbf16ps tmm1, tmm4, tmm6"
+                    "tileloadd tmm7, [{b} + {b_row} + 128]" "tdpbf16ps tmm2, tmm4, tmm7"
+                    "tileloadd tmm5, [{b} + {b_row} + 192]" "tdpbf16ps tmm3, tmm4, tmm5";
+            );
+        } else {
+            multiply!(
+                clear: "tilezero tmm0";
+                step: "tileloadd tmm4, [{left} + {row}]"
+                    "tileloadd tmm5, [{b} + {b_row}]" "tdpbf16ps tmm0, tmm4, tmm5";
+            );
         }
     }
 
