@@ -238,37 +238,39 @@ impl<'a> Product<'a> {
         // SAFETY: the caller of `multiply` vouches for the output.
         let multiply =
             |tile: &Tile<'_>| unsafe { if fused { kernel.fused(ty, panel, start, tile) } else { kernel.tile(tile) } };
-        let mut edge = [0.0; MAX_TILE_ROWS * PANEL];
-        for row in rows.clone().step_by(K::TILE_ROWS) {
-            let at = row * weight.out_features() + first_column;
-            let mut tile = Tile {
-                x: &x.data[row * x.stride + start..],
-                x_stride: x.stride,
-                rows: K::TILE_ROWS.min(rows.end - row),
-                w,
-                is_bf16: ty.multiplies_in_bf16(),
-                pairs,
-                out: edge.as_mut_ptr(),
-                out_stride: PANEL,
-                first: start == 0,
-                bias: last.then_some(&bias),
-            };
-            if columns == PANEL {
-                tile.out = part.out.row(at, (tile.rows - 1) * weight.out_features() + PANEL);
-                tile.out_stride = weight.out_features();
+        let tiles = rows.clone().step_by(K::TILE_ROWS).map(|row| (row, K::TILE_ROWS.min(rows.end - row)));
+        let tile_at = |(row, tile_rows): (usize, usize), out: *mut f32, out_stride: usize| Tile {
+            x: &x.data[row * x.stride + start..],
+            x_stride: x.stride,
+            rows: tile_rows,
+            w,
+            is_bf16: ty.multiplies_in_bf16(),
+            pairs,
+            out,
+            out_stride,
+            first: start == 0,
+            bias: last.then_some(&bias),
+        };
+        let stride = weight.out_features();
+        if columns == PANEL {
+            for (row, tile_rows) in tiles {
+                let out = part.out.row(row * stride + first_column, (tile_rows - 1) * stride + PANEL);
                 // The rows of this panel are this call's alone.
-                multiply(&tile);
-                continue;
+                multiply(&tile_at((row, tile_rows), out, stride));
             }
-            // A last panel that is not full goes through a buffer of whole rows.
+            return;
+        }
+        // A last panel that is not full goes through a buffer of whole rows.
+        let mut edge = [0.0; MAX_TILE_ROWS * PANEL];
+        for (row, tile_rows) in tiles {
             // SAFETY: the rows of this panel are this call's alone, and one slice of them lives at a time.
-            let columns_of = |r: usize| unsafe { part.out.slice(at + r * weight.out_features(), columns) };
-            for r in 0..tile.rows {
+            let columns_of = |r: usize| unsafe { part.out.slice((row + r) * stride + first_column, columns) };
+            for r in 0..tile_rows {
                 edge[r * PANEL..][..columns].copy_from_slice(columns_of(r));
             }
             // The buffer is ours.
-            multiply(&tile);
-            for r in 0..tile.rows {
+            multiply(&tile_at((row, tile_rows), edge.as_mut_ptr(), PANEL));
+            for r in 0..tile_rows {
                 columns_of(r).copy_from_slice(&edge[r * PANEL..][..columns]);
             }
         }

@@ -12,6 +12,7 @@ macro_rules! with_vector_kernels {
         {
             if let Some($kernel) = Avx2::detect() $body
             if let Some($kernel) = Avx512::detect() $body
+            if let Some($kernel) = Avx512::detect().map(Avx512::without_vbmi) $body
         }
         #[cfg(target_arch = "aarch64")]
         if let Some($kernel) = Neon::detect() $body
@@ -156,12 +157,19 @@ struct Case {
 impl Case {
     /// `bytes` are repeated to stored rows, `values` to rows of `x` and the bias.
     fn new(ty: WeightType, k: usize, rows: usize, bytes: &[u8], values: &[f32]) -> Self {
+        Self::with_weights(ty, k, rows, values, |column, row| {
+            row.iter_mut().zip(bytes.iter().cycle().skip(column * 31)).for_each(|(to, &byte)| *to = byte);
+        })
+    }
+
+    /// `fill` writes the stored row of each column.
+    fn with_weights(ty: WeightType, k: usize, rows: usize, values: &[f32], fill: impl Fn(usize, &mut [u8])) -> Self {
         let k = k.next_multiple_of(ty.block_elements());
         let panel_bytes = layout::panel_bytes(ty, k).unwrap();
         let mut panel = lines(panel_bytes);
-        let row_bytes = ty.row_bytes(k).unwrap();
+        let mut row = vec![0; ty.row_bytes(k).unwrap()];
         for column in 0..PANEL {
-            let row: Vec<u8> = bytes.iter().copied().cycle().skip(column * 31).take(row_bytes).collect();
+            fill(column, &mut row);
             layout::pack_row(ty, &row, &mut bytemuck::cast_slice_mut(&mut panel)[..panel_bytes], column);
         }
         let stride = k.next_multiple_of(2);
@@ -246,16 +254,36 @@ proptest! {
             .map(|bits| f32::from_bits(if wild { bits } else { (bits & 0x83ff_ffff) | 0x3c00_0000 }))
             .collect();
         for &ty in &WeightType::ALL[1..] {
-            let case = Case::new(ty, k, rows, &bytes, &values);
-            let want = case.tiled(Scalar);
-            with_vector_kernels!(kernel => {
-                prop_assert_eq!(&case.tiled(kernel), &want, "{} rows of {}, k {}, tiled", rows, ty, case.k);
-                if let Some(got) = case.fused(kernel) {
-                    prop_assert_eq!(&got, &want, "{} rows of {}, k {}, fused", rows, ty, case.k);
-                }
-            });
+            equals_the_definition(&Case::new(ty, k, rows, &bytes, &values))?;
         }
     }
+
+    /// Scales and minimums as weights have them: what is exact with few bits between the two is exact here, and not with any bits.
+    #[test]
+    fn products_of_quantized_weights_equal_the_definition(
+        k in 1usize..=700, rows in 1usize..=9, weights in prop::collection::vec(-1f32..1.0, 613), size in -10i32..10,
+        shift in -8f32..8.0,
+    ) {
+        for ty in [WeightType::Q4_0, WeightType::Q4_1, WeightType::Q5_0, WeightType::Q5_1, WeightType::Q8_0, WeightType::Q4K] {
+            let case = Case::with_weights(ty, k, rows, &weights, |column, row| {
+                let len = row.len() / ty.block_bytes() * ty.block_elements();
+                let values = weights.iter().cycle().skip(column * 31).map(|w| (w + shift) * 2f32.powi(size)).take(len);
+                crate::quantize(ty, &values.collect::<Vec<_>>(), row).unwrap();
+            });
+            equals_the_definition(&case)?;
+        }
+    }
+}
+
+fn equals_the_definition(case: &Case) -> Result<(), TestCaseError> {
+    let (want, what) = (case.tiled(Scalar), format!("{} rows of {}, k {}", case.rows, case.ty, case.k));
+    with_vector_kernels!(kernel => {
+        prop_assert_eq!(&case.tiled(kernel), &want, "{}, tiled", what);
+        if let Some(got) = case.fused(kernel) {
+            prop_assert_eq!(&got, &want, "{}, fused", what);
+        }
+    });
+    Ok(())
 }
 
 /// An operand of one of several kinds: any bits, near to each other (sums cancel), near the largest and the smallest, zeros and

@@ -120,37 +120,35 @@ impl Kernel for Avx2 {
         // output is the caller's promise.
         if !unsafe { fused::run(ty, panel, start, tile) } {
             // SAFETY: as above.
-            unsafe { self.in_blocks(ty, panel, start, tile) };
+            unsafe { in_blocks(self, ty, panel, start, tile) };
         }
     }
 }
 
-impl Avx2 {
-    /// What [`Kernel::fused`] does, by way of memory: where a sum is NaN.
-    ///
-    /// # Safety
-    /// As [`Kernel::tile`].
-    #[cold]
-    unsafe fn in_blocks(self, ty: WeightType, panel: &[u8], start: usize, tile: &Tile<'_>) {
-        #[repr(align(64))]
-        struct Weights([f32; K_BLOCK * PANEL]);
-        let mut weights = Weights([0.0; K_BLOCK * PANEL]);
-        let len = 2 * tile.pairs;
-        for at in (0..len).step_by(K_BLOCK) {
-            let block = K_BLOCK.min(len - at);
-            self.dequantize(ty, panel, start + at, block, &mut weights.0);
-            let last = at + block == len;
-            let tile = Tile {
-                x: &tile.x[at..],
-                w: &weights.0,
-                pairs: block / 2,
-                first: tile.first && at == 0,
-                bias: tile.bias.filter(|_| last),
-                ..*tile
-            };
-            // SAFETY: the caller's promise.
-            unsafe { self.tile(&tile) };
-        }
+/// What [`Kernel::fused`] does, by way of memory: where a sum is NaN.
+///
+/// # Safety
+/// As [`Kernel::tile`].
+#[cold]
+unsafe fn in_blocks<K: Kernel>(kernel: K, ty: WeightType, panel: &[u8], start: usize, tile: &Tile<'_>) {
+    #[repr(align(64))]
+    struct Weights([f32; K_BLOCK * PANEL]);
+    let mut weights = Weights([0.0; K_BLOCK * PANEL]);
+    let len = 2 * tile.pairs;
+    for at in (0..len).step_by(K_BLOCK) {
+        let block = K_BLOCK.min(len - at);
+        kernel.dequantize(ty, panel, start + at, block, &mut weights.0);
+        let last = at + block == len;
+        let tile = Tile {
+            x: &tile.x[at..],
+            w: &weights.0,
+            pairs: block / 2,
+            first: tile.first && at == 0,
+            bias: tile.bias.filter(|_| last),
+            ..*tile
+        };
+        // SAFETY: the caller's promise.
+        unsafe { kernel.tile(&tile) };
     }
 }
 

@@ -4,6 +4,7 @@ mod recurrent;
 mod routed;
 
 use super::{
+    awake::{self, keep_awake},
     check::check_steps,
     cost::{CpuCost, CpuSettings, attn_shape},
     observer::{StepEvent, StepObserver},
@@ -34,6 +35,8 @@ pub struct CpuExecutor {
     model: Arc<Model>,
     settings: CpuSettings,
     pool: rayon::ThreadPool,
+    /// Threads of the pool that a pass keeps awake.
+    helpers: usize,
     planner: Planner,
     layout: ArenaLayout,
     /// What `layout` was made for.
@@ -95,6 +98,7 @@ impl CpuExecutor {
             model,
             settings,
             pool,
+            helpers: awake::helpers(settings.threads),
             planner: Planner::default(),
             layout: ArenaLayout::default(),
             planned: None,
@@ -212,7 +216,8 @@ impl CpuExecutor {
             observer,
         };
         pass.write_inputs(logit_rows);
-        let result = self.pool.install(|| pass.chain(ChainId::MAIN, 0));
+        let helpers = self.helpers;
+        let result = self.pool.install(|| keep_awake(helpers, || pass.chain(ChainId::MAIN, 0)));
         if let Err(error) = result {
             for segment in segments {
                 undo(segment);

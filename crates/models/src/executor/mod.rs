@@ -1,5 +1,6 @@
 //! Executors: what runs a program. The CPU executor is the fast one; the candle executor runs the same steps on any candle device, plainly.
 
+mod awake;
 pub(crate) mod candle;
 mod check;
 pub(crate) mod cost;

@@ -9,6 +9,7 @@ use std::arch::x86_64::*;
 pub(super) use tile::finish;
 pub(super) use unpack::words;
 
+use super::in_blocks;
 use crate::WeightType;
 use crate::kernels::{K_BLOCK, Kernel, Panel, Tile, VECTOR_ALIGN};
 use crate::layout::{self, PANEL};
@@ -17,8 +18,8 @@ use crate::number::SMALLEST_OPERAND_BITS;
 /// Proof that this CPU has AVX-512 F, BW and VL: `detect` is the only way to make one.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Avx512 {
-    /// Whether it has the conversion to bf16 too.
-    bf16: bool,
+    /// Whether it has the byte shuffles of VBMI too.
+    vbmi: bool,
 }
 
 impl Avx512 {
@@ -26,7 +27,13 @@ impl Avx512 {
         let found = is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512vl");
-        found.then(|| Self { bf16: is_x86_feature_detected!("avx512bf16") })
+        found.then(|| Self { vbmi: is_x86_feature_detected!("avx512vbmi") })
+    }
+
+    /// As on a CPU without the byte shuffles.
+    #[cfg(test)]
+    pub(crate) fn without_vbmi(self) -> Self {
+        Self { vbmi: false }
     }
 }
 
@@ -82,9 +89,15 @@ impl Kernel for Avx512 {
         tile.check_x(fused::ROWS);
         // An odd `k` is padded in panels of the 16-bit types, and blocks are even.
         check_panel(ty, panel, start, 2 * tile.pairs, K_BLOCK);
-        // SAFETY: an `Avx512` exists only after `detect` found the instructions, the conversion too where `bf16` says so; `x` and the panel
+        // SAFETY: an `Avx512` exists only after `detect` found the instructions, the shuffles too where `vbmi` says so; `x` and the panel
         // are long enough, as just checked, and the output is the caller's promise.
-        unsafe { if self.bf16 { fused::run_bf16(ty, panel, start, tile) } else { fused::run(ty, panel, start, tile) } }
+        unsafe {
+            let is_written =
+                if self.vbmi { fused::run_vbmi(ty, panel, start, tile) } else { fused::run(ty, panel, start, tile) };
+            if !is_written {
+                in_blocks(self, ty, panel, start, tile);
+            }
+        }
     }
 }
 
@@ -114,6 +127,16 @@ fn round_bf16(value: __m512) -> __m512 {
     let lowest_kept = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
     let rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), lowest_kept);
     _mm512_castsi512_ps(_mm512_and_si512(rounded, _mm512_set1_epi32(!0xffff)))
+}
+
+/// As the function of this name for AVX2, which says why it is right: lanes that are zero, NaN, infinite or of a magnitude from 2^-110 to
+/// 2^111 are rounded to bf16.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn round_value(value: __m512) -> __m512 {
+    let shifted = _mm512_add_epi32(_mm512_castps_si512(value), _mm512_set1_epi32(16 << 23));
+    let shifted = _mm512_castsi512_ps(shifted);
+    _mm512_add_ps(_mm512_sub_ps(value, shifted), shifted)
 }
 
 /// Lanes whose magnitude is 2^-50 or more, or NaN.

@@ -8,11 +8,12 @@
 //! whole runs of 32 of them for block formats, `start` even, and `panel` is 32-byte aligned.
 
 mod blocks;
+mod bytes;
 mod super_blocks;
 
 use std::arch::x86_64::*;
 
-use super::round_bf16;
+use super::round_value;
 use crate::WeightType;
 use crate::kernels::STEP_PAIRS;
 use crate::kernels::x86_64::{STEP_LINES, fetch_ahead};
@@ -27,13 +28,22 @@ const UNROLLED: usize = 4;
 /// # Safety
 /// All methods are called only in functions compiled for AVX-512 F, BW and VL.
 pub(super) trait Pairs {
+    /// Whether those functions are compiled for AVX-512 VBMI too, and NaN may come for any value of an infinite scale.
+    const SHUFFLES_BYTES: bool = false;
+
     /// Values of an even and an odd row of `k`, to be rounded to bf16: zero, NaN with the canonical payload, or at least 2^-50.
     ///
     /// # Safety
     /// See the trait.
     unsafe fn values(&mut self, pair: usize, even: __m512, odd: __m512);
 
-    /// The same as operands, `[16][2]` bf16.
+    /// Operands: what [`bf16_operand`](crate::bf16_operand) leaves as it is.
+    ///
+    /// # Safety
+    /// See the trait.
+    unsafe fn operands(&mut self, pair: usize, even: __m512, odd: __m512);
+
+    /// The same as `[16][2]` bf16.
     ///
     /// # Safety
     /// See the trait.
@@ -109,10 +119,17 @@ struct Floats(*mut f32);
 impl Pairs for Floats {
     #[inline(always)]
     unsafe fn values(&mut self, pair: usize, even: __m512, odd: __m512) {
+        // SAFETY: as in [`Pairs`].
+        unsafe {
+            self.operands(pair, round_value(even), round_value(odd));
+        }
+    }
+    #[inline(always)]
+    unsafe fn operands(&mut self, pair: usize, even: __m512, odd: __m512) {
         // SAFETY: `floats` has room for every pair.
         unsafe {
-            _mm512_store_ps(self.0.wrapping_add(2 * pair * PANEL), round_bf16(even));
-            _mm512_store_ps(self.0.wrapping_add((2 * pair + 1) * PANEL), round_bf16(odd));
+            _mm512_store_ps(self.0.wrapping_add(2 * pair * PANEL), even);
+            _mm512_store_ps(self.0.wrapping_add((2 * pair + 1) * PANEL), odd);
         }
     }
     #[inline(always)]
@@ -120,8 +137,7 @@ impl Pairs for Floats {
         // SAFETY: `floats` has room for every pair.
         unsafe {
             let (even, odd) = split(words);
-            _mm512_store_ps(self.0.wrapping_add(2 * pair * PANEL), even);
-            _mm512_store_ps(self.0.wrapping_add((2 * pair + 1) * PANEL), odd);
+            self.operands(pair, even, odd);
         }
     }
     #[inline(always)]
@@ -135,7 +151,12 @@ impl Pairs for Words {
     #[inline(always)]
     unsafe fn values(&mut self, pair: usize, even: __m512, odd: __m512) {
         // SAFETY: `words` has room for every pair.
-        unsafe { _mm512_store_si512(self.0.wrapping_add(pair * PANEL).cast(), join(even, odd)) }
+        unsafe { self.words(pair, join(even, odd)) }
+    }
+    #[inline(always)]
+    unsafe fn operands(&mut self, pair: usize, even: __m512, odd: __m512) {
+        // SAFETY: as in [`Pairs`].
+        unsafe { self.words(pair, join(even, odd)) }
     }
     #[inline(always)]
     unsafe fn words(&mut self, pair: usize, words: __m512i) {
@@ -268,5 +289,52 @@ unsafe fn f16<P: Pairs>(panel: *const u8, start: usize, len: usize, to: &mut P) 
         }
         // SAFETY: see the module.
         unsafe { to.end_step() };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::kernels::{K_BLOCK, Kernel, x86_64::Avx512};
+    use crate::layout;
+
+    #[repr(align(64))]
+    struct Aligned<T>(T);
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        /// The pairs that matrix tiles take need no tiles to be looked at.
+        #[test]
+        fn words_are_the_floats(seed in prop::collection::vec(any::<u8>(), 977), second: bool) {
+            let Some(kernel) = Avx512::detect().filter(|_| is_x86_feature_detected!("avx512bf16")) else { return Ok(()) };
+            for &ty in &WeightType::ALL[1..] {
+                let start = if second { K_BLOCK } else { 0 };
+                let mut panel = vec![0; layout::panel_bytes(ty, start + K_BLOCK).unwrap() + 64];
+                let skip = panel.as_ptr().align_offset(64);
+                let end = panel.len() - 64 + skip;
+                let panel = &mut panel[skip..end];
+                for column in 0..PANEL {
+                    let row_bytes = ty.row_bytes(start + K_BLOCK).unwrap();
+                    let row: Vec<u8> = seed.iter().copied().cycle().skip(column * 31).take(row_bytes).collect();
+                    layout::pack_row(ty, &row, panel, column);
+                }
+                let mut floats = Aligned([0.0; K_BLOCK * PANEL]);
+                kernel.dequantize(ty, panel, start, K_BLOCK, &mut floats.0);
+                let mut pairs = Aligned([0_u32; K_BLOCK / 2 * PANEL]);
+                // SAFETY: the instructions were detected; both are whole blocks of this type, and `pairs` has room for them.
+                unsafe { words(ty, panel.as_ptr(), start, K_BLOCK, pairs.0.as_mut_ptr()) };
+                for (i, &pair) in pairs.0.iter().enumerate() {
+                    let (pair_of_k, column) = (i / PANEL, i % PANEL);
+                    for (k, bits) in [pair << 16, pair & 0xffff_0000].into_iter().enumerate() {
+                        let (got, want) = (f32::from_bits(bits), floats.0[(2 * pair_of_k + k) * PANEL + column]);
+                        // Neither the sign of a zero nor which NaN a NaN is shows in a product.
+                        prop_assert!(got == want || (got.is_nan() && want.is_nan()), "{ty}: {got} for {want}");
+                    }
+                }
+            }
+        }
     }
 }

@@ -2,10 +2,12 @@
 
 use std::arch::x86_64::*;
 
+use super::bytes::{self, with_fifth_bits};
 use super::{COUNT, COUNT_ON, Pairs, UNROLLED, load_f16, load_u8, look_up_5_bits, look_up_nibbles, table};
 use crate::codebook::{IQ4_VALUES, MXFP4_VALUES};
 use crate::kernels::STEP_PAIRS;
 use crate::kernels::x86_64::avx512::is_operand;
+use crate::kernels::x86_64::{LINE, fetch_ahead};
 use crate::layout::{PANEL, q4_0, q4_1, q5_0, q5_1, q8_0};
 
 /// The formats of a scale and codes of four bits: what a code stands for, times the scale.
@@ -15,6 +17,7 @@ unsafe fn coded<P: Pairs>(panel: *const u8, start: usize, len: usize, to: &mut P
         // SAFETY: see the module above.
         unsafe {
             let from = panel.wrapping_add((start / 32 + block) * q4_0::BYTES);
+            fetch_ahead::<{ q4_0::BYTES.div_ceil(LINE) }>(from);
             let (scales, values) = (load_f16(from), table(values));
             for run in 0..STEP_PAIRS / UNROLLED {
                 for pair in run * UNROLLED..(run + 1) * UNROLLED {
@@ -29,6 +32,25 @@ unsafe fn coded<P: Pairs>(panel: *const u8, start: usize, len: usize, to: &mut P
 
 #[inline(always)]
 pub(super) unsafe fn q4_0<P: Pairs>(panel: *const u8, start: usize, len: usize, to: &mut P) {
+    if P::SHUFFLES_BYTES {
+        for block in 0..len / 32 {
+            let from = panel.wrapping_add((start / 32 + block) * q4_0::BYTES);
+            fetch_ahead::<{ q4_0::BYTES.div_ceil(LINE) }>(from);
+            // SAFETY: see the module above.
+            unsafe {
+                let scales = load_f16(from);
+                bytes::nibble_step(
+                    from.wrapping_add(q4_0::QUANTS),
+                    scales,
+                    8.0,
+                    block * STEP_PAIRS,
+                    to,
+                    |_, quants| quants,
+                );
+            }
+        }
+        return;
+    }
     // SAFETY: see the module above.
     unsafe { coded(panel, start, len, to, COUNT.map(|value| value - 8.0)) }
 }
@@ -46,6 +68,7 @@ pub(super) unsafe fn mxfp4<P: Pairs>(panel: *const u8, start: usize, len: usize,
         // SAFETY: see the module above.
         unsafe {
             let from = panel.wrapping_add((start / 32 + block) * q4_0::BYTES);
+            fetch_ahead::<{ q4_0::BYTES.div_ceil(LINE) }>(from);
             let scales = _mm512_cvtepu16_epi32(_mm256_load_si256(from.cast()));
             let scales = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(scales));
             let values = table(MXFP4_VALUES.map(f32::from));
@@ -56,7 +79,7 @@ pub(super) unsafe fn mxfp4<P: Pairs>(panel: *const u8, start: usize, len: usize,
                     let (even, odd) = (_mm512_mul_ps(even, scales), _mm512_mul_ps(odd, scales));
                     let (even, odd) =
                         (_mm512_maskz_mov_ps(is_operand(even), even), _mm512_maskz_mov_ps(is_operand(odd), odd));
-                    to.values(block * STEP_PAIRS + pair, even, odd);
+                    to.operands(block * STEP_PAIRS + pair, even, odd);
                 }
             }
             to.end_step();
@@ -70,6 +93,14 @@ pub(super) unsafe fn q5_0<P: Pairs>(panel: *const u8, start: usize, len: usize, 
         // SAFETY: see the module above.
         unsafe {
             let from = panel.wrapping_add((start / 32 + block) * q5_0::BYTES);
+            fetch_ahead::<{ q5_0::BYTES.div_ceil(LINE) }>(from);
+            if P::SHUFFLES_BYTES {
+                let (low, high) = (from.wrapping_add(q5_0::LOW), from.wrapping_add(q5_0::HIGH));
+                bytes::nibble_step(low, load_f16(from), 16.0, block * STEP_PAIRS, to, |run, quants| {
+                    with_fifth_bits(high.wrapping_add(run * PANEL), quants)
+                });
+                continue;
+            }
             let (scales, tables) = (load_f16(from), [table(COUNT.map(|value| value - 16.0)), table(COUNT)]);
             for run in 0..STEP_PAIRS / UNROLLED {
                 for pair in run * UNROLLED..(run + 1) * UNROLLED {
@@ -89,6 +120,7 @@ pub(super) unsafe fn q5_1<P: Pairs>(panel: *const u8, start: usize, len: usize, 
         // SAFETY: see the module above.
         unsafe {
             let from = panel.wrapping_add((start / 32 + block) * q5_1::BYTES);
+            fetch_ahead::<{ q5_1::BYTES.div_ceil(LINE) }>(from);
             let (scales, mins) = (load_f16(from), load_f16(from.wrapping_add(q5_1::MINS)));
             let tables = [table(COUNT), table(COUNT_ON)];
             for run in 0..STEP_PAIRS / UNROLLED {
@@ -110,7 +142,14 @@ pub(super) unsafe fn q4_1<P: Pairs>(panel: *const u8, start: usize, len: usize, 
         // SAFETY: see the module.
         unsafe {
             let from = panel.wrapping_add((start / 32 + block) * q4_1::BYTES);
+            fetch_ahead::<{ q4_1::BYTES.div_ceil(LINE) }>(from);
             let (scales, mins) = (load_f16(from), load_f16(from.wrapping_add(q4_1::MINS)));
+            if P::SHUFFLES_BYTES
+                && let Some(line) = bytes::Line::with_mins(scales, mins)
+            {
+                bytes::nibble_step_with_mins(from.wrapping_add(q4_1::QUANTS), line, block * STEP_PAIRS, to);
+                continue;
+            }
             for run in 0..STEP_PAIRS / UNROLLED {
                 for pair in run * UNROLLED..(run + 1) * UNROLLED {
                     let (even, odd) = look_up_nibbles(from.wrapping_add(q4_1::QUANTS + pair * PANEL), table(COUNT));
@@ -129,7 +168,12 @@ pub(super) unsafe fn q8_0<P: Pairs>(panel: *const u8, start: usize, len: usize, 
         // SAFETY: see the module.
         unsafe {
             let from = panel.wrapping_add((start / 32 + block) * q8_0::BYTES);
+            fetch_ahead::<{ q8_0::BYTES.div_ceil(LINE) }>(from);
             let scales = load_f16(from);
+            if P::SHUFFLES_BYTES {
+                bytes::byte_step(from.wrapping_add(q8_0::QUANTS), scales, block * STEP_PAIRS, to);
+                continue;
+            }
             for run in 0..STEP_PAIRS / UNROLLED {
                 for pair in run * UNROLLED..(run + 1) * UNROLLED {
                     let quants = from.wrapping_add(q8_0::QUANTS + pair * 2 * PANEL);

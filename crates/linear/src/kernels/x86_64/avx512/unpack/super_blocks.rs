@@ -2,11 +2,13 @@
 
 use std::arch::x86_64::*;
 
+use super::bytes;
 use super::{
     COUNT, COUNT_ON, Pairs, UNROLLED, load_f16, load_u8, look_up_5_bits, look_up_nibbles, table, with_high_bit,
 };
 use crate::codebook::IQ4_VALUES;
 use crate::kernels::STEP_PAIRS;
+use crate::kernels::x86_64::{LINE, fetch_ahead};
 use crate::layout::{PANEL, iq4_xs, q2_k, q3_k, q4_k, q5_k, q6_k};
 
 /// 16 signed bytes times `factors`.
@@ -34,6 +36,7 @@ pub(super) unsafe fn q4_k<P: Pairs>(panel: *const u8, start: usize, len: usize, 
         // SAFETY: see the module.
         unsafe {
             let from = panel.wrapping_add(sub / 8 * q4_k::BYTES);
+            fetch_ahead::<{ q4_k::BYTES.div_ceil(8 * LINE) }>(from.wrapping_add(sub % 8 * q4_k::BYTES / 8));
             let (scales, mins) = k_scales(from, sub % 8);
             for run in 0..STEP_PAIRS / UNROLLED {
                 for pair in run * UNROLLED..(run + 1) * UNROLLED {
@@ -56,6 +59,7 @@ pub(super) unsafe fn q5_k<P: Pairs>(panel: *const u8, start: usize, len: usize, 
         // SAFETY: see the module above.
         unsafe {
             let from = panel.wrapping_add(sub / 8 * q5_k::BYTES);
+            fetch_ahead::<{ q5_k::BYTES.div_ceil(8 * LINE) }>(from.wrapping_add(sub % 8 * q5_k::BYTES / 8));
             let (scales, mins) = k_scales(from, sub % 8);
             let tables = [table(COUNT), table(COUNT_ON)];
             for run in 0..STEP_PAIRS / UNROLLED {
@@ -78,6 +82,7 @@ pub(super) unsafe fn iq4_xs<P: Pairs>(panel: *const u8, start: usize, len: usize
         // SAFETY: see the module above.
         unsafe {
             let from = panel.wrapping_add(sub / 8 * iq4_xs::BYTES);
+            fetch_ahead::<{ iq4_xs::BYTES.div_ceil(8 * LINE) }>(from.wrapping_add(sub % 8 * iq4_xs::BYTES / 8));
             let scales = signed_scales(from.wrapping_add(iq4_xs::SCALES + sub % 8 * PANEL), load_f16(from));
             for run in 0..STEP_PAIRS / UNROLLED {
                 for pair in run * UNROLLED..(run + 1) * UNROLLED {
@@ -97,6 +102,7 @@ pub(super) unsafe fn q2_k<P: Pairs>(panel: *const u8, start: usize, len: usize, 
         // SAFETY: see the module above.
         unsafe {
             let from = panel.wrapping_add(step / 8 * q2_k::BYTES);
+            fetch_ahead::<{ q2_k::BYTES.div_ceil(8 * LINE) }>(from.wrapping_add(step % 8 * q2_k::BYTES / 8));
             let (factors, min_factors) = (load_f16(from), load_f16(from.wrapping_add(q2_k::MIN_FACTORS)));
             // An index is four bits, of which two count.
             let values = table(COUNT.map(|value| value % 4.0));
@@ -134,6 +140,7 @@ pub(super) unsafe fn q3_k<P: Pairs>(panel: *const u8, start: usize, len: usize, 
         // SAFETY: see the module above.
         unsafe {
             let from = panel.wrapping_add(step / 8 * q3_k::BYTES);
+            fetch_ahead::<{ q3_k::BYTES.div_ceil(8 * LINE) }>(from.wrapping_add(step % 8 * q3_k::BYTES / 8));
             let factors = load_f16(from);
             // An index is four bits, of which three count.
             let values = table(COUNT.map(|value| value % 8.0 - 4.0));
@@ -166,12 +173,19 @@ pub(super) unsafe fn q6_k<P: Pairs>(panel: *const u8, start: usize, len: usize, 
         // SAFETY: see the module.
         unsafe {
             let from = panel.wrapping_add(step / 8 * q6_k::BYTES);
+            fetch_ahead::<{ q6_k::BYTES.div_ceil(8 * LINE) }>(from.wrapping_add(step % 8 * q6_k::BYTES / 8));
             let factors = load_f16(from);
             let (low_mask, high_mask, center) = (_mm_set1_epi8(15), _mm_set1_epi8(0x30), _mm_set1_epi8(32));
             for half in 0..2 {
                 let sub = step % 8 * 2 + half;
                 let scales = _mm_load_si128(from.wrapping_add(q6_k::SCALES + sub * PANEL).cast());
                 let scales = _mm512_mul_ps(factors, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(scales)));
+                if P::SHUFFLES_BYTES {
+                    let low = from.wrapping_add(q6_k::LOW + sub * 8 * PANEL);
+                    let high = from.wrapping_add(q6_k::HIGH + sub * 4 * PANEL);
+                    bytes::six_bit_half_step(low, high, scales, i * STEP_PAIRS + half * 8, to);
+                    continue;
+                }
                 for quad in 0..4 {
                     let low = from.wrapping_add(q6_k::LOW + (sub * 8 + quad * 2) * PANEL);
                     let (low0, low1) = (_mm_load_si128(low.cast()), _mm_load_si128(low.wrapping_add(PANEL).cast()));
