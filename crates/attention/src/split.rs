@@ -63,8 +63,8 @@ pub(crate) fn run<K: Kernels>(kernels: K, plan: &Plan, call: &Call<'_>, out: Row
             tile(head).block(block, &mut bench, rows, ahead, |range, _, values| {
                 let to = &mut to[range.start * plan.v_columns..];
                 match values {
-                    Values::Product { p, values, k, columns } => {
-                        kernels.product(p, values, k, 0..columns, to, plan.v_columns);
+                    Values::Product { p, values, k, columns, ahead } => {
+                        kernels.product_ahead(p, values, k, 0..columns, to, plan.v_columns, ahead);
                     }
                     Values::Row(values) => {
                         for (dim, to) in to.iter_mut().take(values.layout.v_head_dim).enumerate() {

@@ -4,6 +4,7 @@
 //! the group at position `start + r / group_size`. A tile is a range of that axis, so a tile reads each K and V block once for the whole group.
 #![expect(unsafe_code, reason = "tasks write disjoint rows of one output")]
 
+use std::mem;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -156,6 +157,11 @@ struct Seen<'b> {
 }
 
 impl Seen<'_> {
+    /// Whether so many rows see it that the next block comes sooner than they are done.
+    fn has_many_rows(&self) -> bool {
+        self.last - self.first > SPLIT_SCORES_ROWS
+    }
+
     /// Columns of the scores that are computed in one call: all, where many rows see the whole block.
     fn score_columns(&self, kernels: impl Kernels) -> usize {
         match (self.whole, self.last - self.first) {
@@ -171,16 +177,28 @@ impl Seen<'_> {
 struct Prefetch<'b>([std::slice::Chunks<'b, u8>; 2]);
 
 impl<'b> Prefetch<'b> {
-    /// All of them in so many parts.
-    fn new(bytes: [&'b [u8]; 2], parts: usize) -> Self {
-        Self(bytes.map(|bytes| bytes.chunks(bytes.len().div_ceil(parts).next_multiple_of(LINE).max(LINE))))
+    /// Each of them in so many parts.
+    fn new(bytes: [&'b [u8]; 2], parts: [usize; 2]) -> Self {
+        let [k, v] = bytes;
+        let chunks =
+            |bytes: &'b [u8], parts| bytes.chunks(bytes.len().div_ceil(parts).next_multiple_of(LINE).max(LINE));
+        Self([chunks(k, parts[0]), chunks(v, parts[1])])
     }
 
-    /// Asks for the next part.
-    fn next(&mut self, kernels: impl Kernels) {
-        for bytes in self.0.iter_mut().filter_map(Iterator::next) {
-            kernels.prefetch(bytes);
-        }
+    /// The next part of the keys.
+    fn keys(&mut self) -> &'b [u8] {
+        self.0[0].next().unwrap_or_default()
+    }
+
+    /// The next part of the values.
+    fn values(&mut self) -> &'b [u8] {
+        self.0[1].next().unwrap_or_default()
+    }
+
+    /// Asks for the next part of both.
+    fn both(&mut self, kernels: impl Kernels) {
+        kernels.prefetch(self.keys());
+        kernels.prefetch(self.values());
     }
 }
 
@@ -246,7 +264,8 @@ impl<K: Kernels> Tile<'_, K> {
             return;
         }
         self.block(index, bench, (rows.q, rows.states), next, |range, states, how| match how {
-            Values::Product { p, values, k, columns: width } => {
+            Values::Product { p, values, k, columns: width, ahead } => {
+                self.kernels.prefetch(ahead);
                 let o = &mut rows.o[range.start * columns..];
                 self.kernels.product_fold(p, values, k, width, states, o, columns);
             }
@@ -304,11 +323,11 @@ impl<K: Kernels> Tile<'_, K> {
             v_head_dim: layout.v_head_dim,
             is_whole,
         };
-        let mut prefetch = Prefetch::new(self.stored(next), range.len().div_ceil(PREFETCH_ROWS));
+        let mut prefetch = Prefetch::new(self.stored(next), [range.len().div_ceil(PREFETCH_ROWS); 2]);
         let visible = |r| self.visible(range.start + r, index);
         let out = (&mut rows.o[range.start * self.plan.v_columns..], self.plan.v_columns);
         let states = &mut rows.states[range.clone()];
-        self.kernels.fold_block(&block, visible, states, out, || prefetch.next(self.kernels));
+        self.kernels.fold_block(&block, visible, states, out, || prefetch.both(self.kernels));
         true
     }
 
@@ -345,11 +364,17 @@ impl<K: Kernels> Tile<'_, K> {
         let (block, head) = self.call.keys.block(index, self.kv_head, bench.packed);
         let seen = Seen { block, head, first, last, tokens, whole };
 
-        let parts = KV_BLOCK_TOKENS / seen.score_columns(self.kernels) + range.len().div_ceil(PREFETCH_ROWS);
+        let score_parts = KV_BLOCK_TOKENS / seen.score_columns(self.kernels);
+        // Few rows read keys and values as fast as they come: the next ones are asked for while these are read, keys with keys.
+        let parts = match range.len() {
+            ..=SPLIT_SCORES_ROWS => [score_parts, 1],
+            rows => [score_parts + rows.div_ceil(PREFETCH_ROWS); 2],
+        };
         let mut prefetch = Prefetch::new(self.stored(next), parts);
         self.scores(index, &layout, &seen, (bench.k, bench.p), q, &mut prefetch);
         self.probabilities(index, &seen, bench.p, states, &self.softmax(), &mut prefetch);
-        self.values(index, &layout, &seen, (bench.v, bench.p), states, &mut add);
+        let ahead = if seen.has_many_rows() { &[] } else { prefetch.values() };
+        self.values(index, &seen, (bench.v, bench.p), states, ahead, &mut add);
     }
 
     fn scores(
@@ -374,8 +399,11 @@ impl<K: Kernels> Tile<'_, K> {
             let to = if whole { last } else { (from..last).rev().find(sees).map_or(from, |r| r + 1) };
             let q = Rows { data: &q[from * layout.head_dim..], stride: layout.head_dim, rows: to - from };
             let p = &mut p[from * KV_BLOCK_TOKENS..];
-            self.kernels.product(q, keys, 0..layout.head_dim, columns, p, KV_BLOCK_TOKENS);
-            prefetch.next(self.kernels);
+            let ahead = prefetch.keys();
+            self.kernels.product_ahead(q, keys, 0..layout.head_dim, columns, p, KV_BLOCK_TOKENS, ahead);
+            if seen.has_many_rows() {
+                self.kernels.prefetch(prefetch.values());
+            }
         }
     }
 
@@ -398,19 +426,22 @@ impl<K: Kernels> Tile<'_, K> {
                     self.kernels.softmax(scores, self.visible(r, index), how, &mut states[r]);
                 }
             }
-            prefetch.next(self.kernels);
+            if seen.has_many_rows() {
+                prefetch.both(self.kernels);
+            }
         }
     }
 
     fn values(
         &self,
         index: usize,
-        layout: &KvLayout,
         seen: &Seen<'_>,
         (v, p): (&mut [f32], &[f32]),
         states: &[RowState],
+        mut ahead: &[u8],
         add: &mut impl FnMut(Range<usize>, &[RowState], Values<'_>),
     ) {
+        let layout = &self.call.keys.layout();
         let &Seen { block, head, first, last, ref tokens, whole } = seen;
         let visible = |r| self.visible(r, index);
         if !whole && !all_finite(layout, block, head, tokens.clone()) {
@@ -434,7 +465,7 @@ impl<K: Kernels> Tile<'_, K> {
             let k_end = visible(from).end.max(visible(to - 1).end);
             let p = Rows { data: &p[from * KV_BLOCK_TOKENS..], stride: KV_BLOCK_TOKENS, rows: to - from };
             let k = k_start - k_start % 2..k_end;
-            add(from..to, &states[from..to], Values::Product { p, values, k, columns });
+            add(from..to, &states[from..to], Values::Product { p, values, k, columns, ahead: mem::take(&mut ahead) });
         }
     }
 
@@ -458,8 +489,8 @@ impl<K: Kernels> Tile<'_, K> {
 
 /// What the values of a block add to some rows.
 pub(crate) enum Values<'a> {
-    /// `p` times `values`.
-    Product { p: Rows<'a>, values: Operand<'a>, k: Range<usize>, columns: usize },
+    /// `p` times `values`; the bytes `ahead` are read soon.
+    Product { p: Rows<'a>, values: Operand<'a>, k: Range<usize>, columns: usize, ahead: &'a [u8] },
     /// Those of the tokens that one row sees, by the definition.
     Row(RowValues<'a>),
 }

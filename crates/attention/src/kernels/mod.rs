@@ -111,6 +111,9 @@ pub(crate) struct Rows<'a> {
     pub(crate) rows: usize,
 }
 
+/// Most rows that a kernel takes through the right-hand operand at once. They are done with it as fast as it comes from memory.
+const AHEAD_ROWS: usize = 4;
+
 /// What one row needs to turn its scores of one block into probabilities.
 #[derive(Debug, Clone)]
 pub(crate) struct Softmax {
@@ -183,6 +186,33 @@ pub(crate) trait Kernels: Copy + Send + Sync {
         out: &mut [f32],
         out_stride: usize,
     );
+
+    /// As `product`, and asks for the bytes `ahead`, which are read soon, on the way.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "two operands, two ranges, where the result goes, and what comes next"
+    )]
+    fn product_ahead(
+        self,
+        a: Rows<'_>,
+        b: Operand<'_>,
+        k: Range<usize>,
+        columns: Range<usize>,
+        out: &mut [f32],
+        out_stride: usize,
+        ahead: &[u8],
+    ) {
+        if a.rows > AHEAD_ROWS || ahead.is_empty() {
+            self.prefetch(ahead);
+            return self.product(a, b, k, columns, out, out_stride);
+        }
+        let part = ahead.len().div_ceil(columns.len().div_ceil(2 * PANEL).max(1)).next_multiple_of(LINE);
+        let mut parts = ahead.chunks(part);
+        for first in columns.clone().step_by(2 * PANEL) {
+            self.prefetch(parts.next().unwrap_or_default());
+            self.product(a, b, k.clone(), first..(first + 2 * PANEL).min(columns.end), out, out_stride);
+        }
+    }
 
     /// As `product`, folded into a running output: `out = fma(out, keep, product * take)` with each row's factors.
     #[expect(clippy::too_many_arguments, reason = "two operands, a range, and where the result goes")]

@@ -251,12 +251,12 @@ impl<'a> Product<'a> {
             first: start == 0,
             bias: last.then_some(&bias),
         };
-        let stride = weight.out_features();
+        let out_features = weight.out_features();
         if columns == PANEL {
             for (row, tile_rows) in tiles {
-                let out = part.out.row(row * stride + first_column, (tile_rows - 1) * stride + PANEL);
+                let out = part.out.row(row * out_features + first_column, (tile_rows - 1) * out_features + PANEL);
                 // The rows of this panel are this call's alone.
-                multiply(&tile_at((row, tile_rows), out, stride));
+                multiply(&tile_at((row, tile_rows), out, out_features));
             }
             return;
         }
@@ -264,7 +264,7 @@ impl<'a> Product<'a> {
         let mut edge = [0.0; MAX_TILE_ROWS * PANEL];
         for (row, tile_rows) in tiles {
             // SAFETY: the rows of this panel are this call's alone, and one slice of them lives at a time.
-            let columns_of = |r: usize| unsafe { part.out.slice((row + r) * stride + first_column, columns) };
+            let columns_of = |r: usize| unsafe { part.out.slice((row + r) * out_features + first_column, columns) };
             for r in 0..tile_rows {
                 edge[r * PANEL..][..columns].copy_from_slice(columns_of(r));
             }

@@ -247,8 +247,13 @@ proptest! {
     #[test]
     fn products_of_every_type_equal_the_definition(
         k in 1usize..=700, rows in 1usize..=20,
-        bytes in prop::collection::vec(any::<u8>(), 977), bits in prop::collection::vec(any::<u32>(), 613), wild: bool,
+        mut bytes in prop::collection::vec(any::<u8>(), 977), bits in prop::collection::vec(any::<u32>(), 613), wild: bool,
+        finite: bool,
     ) {
+        if finite {
+            // No byte is the upper one of an infinite f16: one such scale sends a whole tile the long way.
+            bytes.iter_mut().filter(|byte| **byte & 0x7c == 0x7c).for_each(|byte| *byte &= !0x40);
+        }
         let values: Vec<f32> = bits
             .into_iter()
             .map(|bits| f32::from_bits(if wild { bits } else { (bits & 0x83ff_ffff) | 0x3c00_0000 }))

@@ -32,8 +32,9 @@ impl Avx2 {
 const LINE: usize = 64;
 /// Lines of a step of 16-bit weights.
 const STEP_LINES: usize = STEP_PAIRS * 2 * PANEL * size_of::<u16>() / LINE;
-/// How far ahead of the loads of one panel its lines are fetched: those of 16-bit weights always, those of block formats where AVX2 multiplies a
-/// few rows with them. That is what memory delivers in its latency, and past the end of a page, where the processor's own prefetching stops.
+/// How far ahead of the loads of one panel its lines are fetched: always with AVX-512, and with AVX2 those of 16-bit weights, and those of block
+/// formats where it multiplies a few rows with them. That is what memory delivers in its latency, and past the end of a page, where the
+/// processor's own prefetching stops.
 const FETCH_AHEAD: usize = 3 << 10;
 
 /// Fetches so many lines that are going to be loaded soon after those at `from`: those of a step of weights.
@@ -171,7 +172,7 @@ unsafe fn round(x: &[f32], out: &mut [f32]) {
     }
 }
 
-/// Rounds lanes to bf16, ties to even. NaNs must be canonical (of either sign).
+/// Rounds lanes to bf16, ties to even. A NaN becomes anything.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn round_bf16(value: __m256) -> __m256 {

@@ -1,87 +1,65 @@
 //! Keeps the threads of a pool awake for the time of a pass.
 //!
 //! A decoded token has a hundred parallel sections of some ten microseconds. Between two of them a thread of the pool would fall asleep, and to
-//! wake it takes longer than its share of the work: a call of the system, and an interrupt where the processor itself has gone idle.
+//! wake it takes longer than its share of the work: a call of the system, and an interrupt where the processor itself has gone idle. The thread
+//! that runs the pass waits as rayon does; its waits are short.
 
 use std::{
-    cell::Cell,
     hint,
     sync::atomic::{AtomicBool, Ordering},
     thread,
+    time::{Duration, Instant},
 };
 
 /// Looks for work, one after the other, before the processor is offered to others in between.
-const EAGER_LOOKS: usize = 64;
-/// Looks for work without finding any after which a thread may sleep after all: some ten milliseconds.
-const MOST_LOOKS: usize = 1 << 14;
+const EAGER_LOOKS: u32 = 64;
+/// A thread that finds no work for so long may sleep after all, for the rest of the pass.
+const MOST_IDLE: Duration = Duration::from_millis(10);
 
-thread_local! {
-    /// Whether this thread watches, or does the work that is watched.
-    static IS_TAKEN: Cell<bool> = const { Cell::new(false) };
+/// Whether the threads of a pool of this size may be kept awake: not where they would take turns on the same processors.
+pub(super) fn is_affordable(threads: usize) -> bool {
+    threads > 1 && thread::available_parallelism().is_ok_and(|processors| threads <= processors.get())
 }
 
-/// Threads of a pool of `threads` that may be kept awake: none where they would take turns on the same cores.
-pub(super) fn helpers(threads: usize) -> usize {
-    let cores = thread::available_parallelism().map_or(1, usize::from);
-    if threads > cores { 0 } else { threads.saturating_sub(1) }
-}
-
-/// Runs `work`, and keeps `helpers` other threads of the current pool looking for what it spawns.
-pub(super) fn keep_awake<R>(helpers: usize, work: impl FnOnce() -> R) -> R {
-    if helpers == 0 {
-        return work();
-    }
+/// Runs `work` on this thread of a pool, and keeps the others looking for what it spawns.
+pub(super) fn keep_awake<R>(work: impl FnOnce() -> R) -> R {
     let is_done = AtomicBool::new(false);
+    let owner = rayon::current_thread_index();
     rayon::in_place_scope(|scope| {
-        let _taken = Taken::new();
-        for _ in 0..helpers {
-            scope.spawn(|_| watch(&is_done));
-        }
-        // Also where the work panics: the scope waits for the helpers.
+        // To each thread one task of its own, which it comes by before it takes work from others: never in the middle of any, where those who
+        // wait for that work would wait for the end of the pass.
+        scope.spawn_broadcast(|_, context| {
+            if Some(context.index()) != owner {
+                watch(&is_done);
+            }
+        });
+        // Also where the work panics: the scope waits for the others.
         let _done = Done(&is_done);
         work()
     })
 }
 
-/// Takes what work there is until `is_done`, or until there has been none for long.
-///
-/// A thread that waits for others may come by such a task as well, in the middle of its own work. It must not stay here, or they would wait for
-/// each other. The thread that spawned it, and one that watches already, see that and go on; there is one helper less then. No third one comes
-/// by it in the middle of work: what was spawned first is taken first. Were it otherwise, it would go on once there is nothing to take.
+/// Takes what work there is until `is_done`, or until there has been none for [`MOST_IDLE`].
 fn watch(is_done: &AtomicBool) {
-    if IS_TAKEN.get() {
-        return;
-    }
-    let _taken = Taken::new();
-    let mut looks = 0;
-    while looks < MOST_LOOKS && !is_done.load(Ordering::Acquire) {
+    let (mut looks, mut idle_since) = (0, Instant::now());
+    while !is_done.load(Ordering::Acquire) {
         match rayon::yield_now() {
             Some(rayon::Yield::Executed) => looks = 0,
             Some(rayon::Yield::Idle) => {
-                looks += 1;
+                if looks == 0 {
+                    idle_since = Instant::now();
+                } else if looks % EAGER_LOOKS == 0 && idle_since.elapsed() > MOST_IDLE {
+                    return;
+                }
                 if looks < EAGER_LOOKS {
                     hint::spin_loop();
                 } else {
                     thread::yield_now();
                 }
+                looks += 1;
             }
             None => return,
         }
-    }
-}
-
-/// Marks this thread until dropped.
-struct Taken(bool);
-
-impl Taken {
-    fn new() -> Self {
-        Self(IS_TAKEN.replace(true))
-    }
-}
-
-impl Drop for Taken {
-    fn drop(&mut self) {
-        IS_TAKEN.set(self.0);
     }
 }
 
@@ -100,7 +78,7 @@ mod tests {
     use rayon::prelude::*;
     use std::{
         panic::{self, AssertUnwindSafe},
-        sync::atomic::AtomicUsize,
+        sync::{Barrier, atomic::AtomicUsize},
     };
 
     fn pool(threads: usize) -> rayon::ThreadPool {
@@ -113,7 +91,7 @@ mod tests {
             let pool = pool(threads);
             for round in 0..200 {
                 let sum = pool.install(|| {
-                    keep_awake(threads - 1, || {
+                    keep_awake(|| {
                         (0..64_u64).into_par_iter().map(|i| (0..i + round).into_par_iter().sum::<u64>()).sum::<u64>()
                     })
                 });
@@ -123,10 +101,37 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_in_the_work_releases_the_helpers() {
+    fn every_other_thread_takes_work() {
+        const THREADS: usize = 4;
+        let together = Barrier::new(THREADS);
+        // It would not end if one of the threads did not come.
+        pool(THREADS).install(|| {
+            keep_awake(|| {
+                rayon::in_place_scope(|scope| {
+                    for _ in 1..THREADS {
+                        scope.spawn(|_| {
+                            together.wait();
+                        });
+                    }
+                    together.wait();
+                });
+            });
+        });
+    }
+
+    #[test]
+    fn threads_without_work_sleep_after_a_while() {
+        let pool = pool(2);
+        let is_done = AtomicBool::new(false);
+        // Nobody sets `is_done`.
+        pool.install(|| watch(&is_done));
+    }
+
+    #[test]
+    fn a_panic_in_the_work_releases_the_threads() {
         let pool = pool(3);
         for _ in 0..50 {
-            let work = AssertUnwindSafe(|| pool.install(|| keep_awake(2, || -> () { panic!("in the work") })));
+            let work = AssertUnwindSafe(|| pool.install(|| keep_awake(|| -> () { panic!("in the work") })));
             assert!(panic::catch_unwind(work).is_err());
         }
         let ran = AtomicUsize::new(0);
@@ -135,8 +140,8 @@ mod tests {
     }
 
     #[test]
-    fn more_threads_than_cores_are_let_sleep() {
-        assert_eq!(helpers(1), 0);
-        assert_eq!(helpers(usize::MAX), 0);
+    fn one_thread_and_more_than_there_are_processors_are_let_sleep() {
+        assert!(!is_affordable(1));
+        assert!(!is_affordable(usize::MAX));
     }
 }

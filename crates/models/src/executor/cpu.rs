@@ -4,7 +4,7 @@ mod recurrent;
 mod routed;
 
 use super::{
-    awake::{self, keep_awake},
+    awake::{is_affordable, keep_awake},
     check::check_steps,
     cost::{CpuCost, CpuSettings, attn_shape},
     observer::{StepEvent, StepObserver},
@@ -35,8 +35,8 @@ pub struct CpuExecutor {
     model: Arc<Model>,
     settings: CpuSettings,
     pool: rayon::ThreadPool,
-    /// Threads of the pool that a pass keeps awake.
-    helpers: usize,
+    /// Whether a pass keeps the pool's threads awake.
+    keeps_awake: bool,
     planner: Planner,
     layout: ArenaLayout,
     /// What `layout` was made for.
@@ -98,7 +98,7 @@ impl CpuExecutor {
             model,
             settings,
             pool,
-            helpers: awake::helpers(settings.threads),
+            keeps_awake: is_affordable(settings.threads),
             planner: Planner::default(),
             layout: ArenaLayout::default(),
             planned: None,
@@ -127,6 +127,14 @@ impl CpuExecutor {
     #[must_use]
     pub fn with_cancel(mut self, cancel: CancelToken) -> Self {
         self.cancel = cancel;
+        self
+    }
+
+    /// The same executor, whose threads sleep whenever a pass has nothing for them: for a process with other work on the same processors. Otherwise
+    /// they look for work until the pass ends, if there are as many processors, and decoding is faster.
+    #[must_use]
+    pub fn with_sleeping_threads(mut self) -> Self {
+        self.keeps_awake = false;
         self
     }
 
@@ -176,7 +184,8 @@ impl CpuExecutor {
 
     /// Runs one pass: writes the rows' keys and values to their sequences and computes the logits asked for.
     ///
-    /// A row's logits have the same bits however the rows are spread over passes and segments, with any number of threads.
+    /// A row's logits have the same bits however the rows are spread over passes and segments, with any number of threads. The threads look for work
+    /// until the pass ends, which shows as load (see [`CpuExecutor::with_sleeping_threads`]).
     ///
     /// # Errors
     /// [`ExecError`]; sequences that took rows before the fault are cut back to where their segment starts.
@@ -216,8 +225,11 @@ impl CpuExecutor {
             observer,
         };
         pass.write_inputs(logit_rows);
-        let helpers = self.helpers;
-        let result = self.pool.install(|| keep_awake(helpers, || pass.chain(ChainId::MAIN, 0)));
+        let keeps_awake = self.keeps_awake;
+        let result = self.pool.install(|| {
+            let mut work = || pass.chain(ChainId::MAIN, 0);
+            if keeps_awake { keep_awake(work) } else { work() }
+        });
         if let Err(error) = result {
             for segment in segments {
                 undo(segment);

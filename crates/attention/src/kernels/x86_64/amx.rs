@@ -390,6 +390,23 @@ impl Kernels for Amx {
             _ => self.vectors.product(a, b, k, columns, out, out_stride),
         }
     }
+    fn product_ahead(
+        self,
+        a: Rows<'_>,
+        b: Operand<'_>,
+        k: Range<usize>,
+        columns: Range<usize>,
+        out: &mut [f32],
+        out_stride: usize,
+        ahead: &[u8],
+    ) {
+        if matches!(b, Operand::Bf16 { .. }) && by_tiles(a, b, &k, &columns) {
+            self.prefetch(ahead);
+            self.product(a, b, k, columns, out, out_stride);
+        } else {
+            self.vectors.product_ahead(a, b, k, columns, out, out_stride, ahead);
+        }
+    }
     fn product_fold(
         self,
         a: Rows<'_>,

@@ -7,11 +7,11 @@ mod rows;
 use std::ops::Range;
 
 use super::Avx2;
-use crate::kernels::{Kernels, Operand, PANEL, RowState, Rows, Softmax};
+use crate::kernels::{AHEAD_ROWS, Kernels, Operand, PANEL, RowState, Rows, Softmax};
 use crate::math::Function;
 use crate::{KvDtype, KvLayout};
 pub(super) use product::Sink;
-use product::multiply;
+use product::{multiply, multiply_ahead};
 pub(super) use rows::{ProbabilityTiles, softmax_rows_to_tiles};
 
 /// Proof that this CPU has AVX-512 F, BW and VL, and what AVX2 needs: `detect` is the only way to make one.
@@ -69,6 +69,25 @@ impl Kernels for Avx512 {
         let sink = Sink { out: out.as_mut_ptr(), stride: out_stride, states: None };
         // SAFETY: an `Avx512` exists only after `detect` found the features; `check` covers every row, k and column named here.
         unsafe { multiply(a, b, k, columns, sink) }
+    }
+    fn product_ahead(
+        self,
+        a: Rows<'_>,
+        b: Operand<'_>,
+        k: Range<usize>,
+        columns: Range<usize>,
+        out: &mut [f32],
+        out_stride: usize,
+        ahead: &[u8],
+    ) {
+        if !is_whole(a.rows, &columns) || a.rows > AHEAD_ROWS || ahead.is_empty() {
+            self.prefetch(ahead);
+            return self.product(a, b, k, columns, out, out_stride);
+        }
+        check(a, b, &k, &columns, out, out_stride);
+        let sink = Sink { out: out.as_mut_ptr(), stride: out_stride, states: None };
+        // SAFETY: as in `product`.
+        unsafe { multiply_ahead(a, b, k, columns, sink, ahead) }
     }
     fn product_fold(
         self,

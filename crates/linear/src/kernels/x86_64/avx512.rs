@@ -119,7 +119,7 @@ unsafe fn round(x: &[f32], out: &mut [f32]) {
     }
 }
 
-/// Rounds lanes to bf16, ties to even. NaNs must be canonical (of either sign).
+/// Rounds lanes to bf16, ties to even. A NaN becomes anything.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn round_bf16(value: __m512) -> __m512 {
@@ -144,4 +144,53 @@ fn round_value(value: __m512) -> __m512 {
 #[target_feature(enable = "avx512f")]
 pub(super) fn is_operand(value: __m512) -> __mmask16 {
     _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(_mm512_abs_ps(value), _mm512_set1_ps(f32::from_bits(SMALLEST_OPERAND_BITS)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// By [`round_value`] and by [`fused::round_finite`].
+    #[target_feature(enable = "avx512f")]
+    fn rounded(bits: u32) -> [[f32; 16]; 2] {
+        let mut out = [[0.0; 16]; 2];
+        // SAFETY: the arrays have sixteen lanes, and this function is compiled for the instructions.
+        unsafe {
+            let lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+            let values = _mm512_castsi512_ps(_mm512_add_epi32(lanes, _mm512_set1_epi32(bits.cast_signed())));
+            _mm512_storeu_ps(out[0].as_mut_ptr(), round_value(values));
+            _mm512_storeu_ps(out[1].as_mut_ptr(), fused::round_finite(values));
+        }
+        out
+    }
+
+    /// Powers of two do not enter: every significand, at both ends of the exponents and in the middle.
+    #[test]
+    fn every_significand_is_rounded_to_the_nearest_and_ties_to_even() {
+        if Avx512::detect().is_none() {
+            return;
+        }
+        for exponent in [127 - 50, 127, 127 + 110] {
+            for significand in (0..1 << 23).step_by(16) {
+                let first = exponent << 23 | significand;
+                // SAFETY: AVX-512 was detected.
+                let [value, finite] = unsafe { rounded(first) };
+                for ((value, finite), bits) in value.into_iter().zip(finite).zip(first..) {
+                    let want = crate::bf16_operand(f32::from_bits(bits)).to_bits();
+                    assert_eq!([value.to_bits(), finite.to_bits()], [want; 2], "{bits:#x}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn infinities_keep_their_value_unless_rounding_is_for_finite_ones() {
+        if Avx512::detect().is_none() {
+            return;
+        }
+        // SAFETY: AVX-512 was detected.
+        let ([value, finite], [zero, finite_zero]) = unsafe { (rounded(0x7f80_0000), rounded(0)) };
+        assert!(value[0] == f32::INFINITY && finite[0].is_nan() && zero[0] == 0.0 && finite_zero[0] == 0.0);
+        assert!(value[1..].iter().chain(&finite[1..]).all(|value| value.is_nan()));
+    }
 }

@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use crate::kernels::{Operand, PANEL, RowState, Rows};
+use crate::kernels::{LINE, Operand, PANEL, RowState, Rows};
 
 /// Length of the two chains' step along the summed axis.
 const STEP: usize = 32;
@@ -141,6 +141,36 @@ impl Sink {
     }
 }
 
+/// What is asked for in the course of a product: a pair of rows of 16 columns is one line, and with each a line that comes later. All at once,
+/// they would wait for each other, and the product for them.
+trait Ahead {
+    /// As many lines as this.
+    fn fetch(&mut self, lines: usize);
+}
+
+struct Nothing;
+
+/// Lines from the first pointer to before the second.
+struct Lines(*const u8, *const u8);
+
+impl Ahead for Nothing {
+    #[inline(always)]
+    fn fetch(&mut self, _: usize) {}
+}
+
+impl Ahead for Lines {
+    #[inline(always)]
+    fn fetch(&mut self, lines: usize) {
+        for _ in 0..lines {
+            if self.0 < self.1 {
+                // SAFETY: every x86-64 CPU has SSE; a prefetch reads nothing that a program can see.
+                unsafe { _mm_prefetch::<_MM_HINT_T1>(self.0.cast()) };
+                self.0 = self.0.wrapping_add(LINE);
+            }
+        }
+    }
+}
+
 /// `R` rows, from `row` on, times `16 * C` columns.
 ///
 /// # Safety
@@ -153,6 +183,7 @@ unsafe fn micro<S: Source, const R: usize, const C: usize>(
     k: &Range<usize>,
     (row, column): (usize, usize),
     sink: Sink,
+    ahead: &mut impl Ahead,
 ) {
     // SAFETY: the caller's promise, throughout.
     unsafe {
@@ -164,6 +195,7 @@ unsafe fn micro<S: Source, const R: usize, const C: usize>(
             let step_end = ((at / STEP + 1) * STEP).min(k.end);
             let (mut even, mut odd) = ([[zero; C]; R], [[zero; C]; R]);
             while at + 1 < step_end {
+                ahead.fetch(C);
                 let mut right = [(zero, zero); C];
                 for c in 0..C {
                     right[c] = b.pair(at, column + 16 * c);
@@ -207,7 +239,14 @@ unsafe fn micro<S: Source, const R: usize, const C: usize>(
 /// # Safety
 /// As [`micro`], for all rows of `a`.
 #[inline(always)]
-unsafe fn all_rows<S: Source, const C: usize>(a: Rows<'_>, b: S, k: &Range<usize>, column: usize, sink: Sink) {
+unsafe fn all_rows<S: Source, const C: usize>(
+    a: Rows<'_>,
+    b: S,
+    k: &Range<usize>,
+    column: usize,
+    sink: Sink,
+    ahead: &mut impl Ahead,
+) {
     let mut row = 0;
     while row < a.rows {
         let at = (row, column);
@@ -215,19 +254,19 @@ unsafe fn all_rows<S: Source, const C: usize>(a: Rows<'_>, b: S, k: &Range<usize
         unsafe {
             row += match a.rows - row {
                 4.. => {
-                    micro::<S, 4, C>(a, b, k, at, sink);
+                    micro::<S, 4, C>(a, b, k, at, sink, ahead);
                     4
                 }
                 3 => {
-                    micro::<S, 3, C>(a, b, k, at, sink);
+                    micro::<S, 3, C>(a, b, k, at, sink, ahead);
                     3
                 }
                 2 => {
-                    micro::<S, 2, C>(a, b, k, at, sink);
+                    micro::<S, 2, C>(a, b, k, at, sink, ahead);
                     2
                 }
                 _ => {
-                    micro::<S, 1, C>(a, b, k, at, sink);
+                    micro::<S, 1, C>(a, b, k, at, sink, ahead);
                     1
                 }
             };
@@ -238,16 +277,23 @@ unsafe fn all_rows<S: Source, const C: usize>(a: Rows<'_>, b: S, k: &Range<usize
 /// # Safety
 /// As [`all_rows`], for all of `columns`, whole sixteens of them.
 #[inline(always)]
-unsafe fn all_columns<S: Source>(a: Rows<'_>, b: S, k: &Range<usize>, columns: Range<usize>, sink: Sink) {
+unsafe fn all_columns<S: Source>(
+    a: Rows<'_>,
+    b: S,
+    k: &Range<usize>,
+    columns: Range<usize>,
+    sink: Sink,
+    ahead: &mut impl Ahead,
+) {
     let mut column = columns.start;
     while column < columns.end {
         // SAFETY: the caller's bounds; no more columns are taken than are left.
         unsafe {
             if columns.end - column >= 2 * PANEL {
-                all_rows::<S, 2>(a, b, k, column, sink);
+                all_rows::<S, 2>(a, b, k, column, sink, ahead);
                 column += 2 * PANEL;
             } else {
-                all_rows::<S, 1>(a, b, k, column, sink);
+                all_rows::<S, 1>(a, b, k, column, sink, ahead);
                 column += PANEL;
             }
         }
@@ -259,12 +305,52 @@ unsafe fn all_columns<S: Source>(a: Rows<'_>, b: S, k: &Range<usize>, columns: R
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) unsafe fn multiply(a: Rows<'_>, b: Operand<'_>, k: Range<usize>, columns: Range<usize>, sink: Sink) {
     // SAFETY: the caller's promise.
+    unsafe { multiply_and(a, b, &k, columns, sink, &mut Nothing) }
+}
+
+/// As [`multiply`], and asks for the bytes `ahead`.
+///
+/// # Safety
+/// As [`multiply`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(super) unsafe fn multiply_ahead(
+    a: Rows<'_>,
+    b: Operand<'_>,
+    k: Range<usize>,
+    columns: Range<usize>,
+    sink: Sink,
+    ahead: &[u8],
+) {
+    let Range { start, end } = ahead.as_ptr_range();
+    let mut lines = Lines(start, end);
+    // SAFETY: the caller's promise.
+    unsafe { multiply_and(a, b, &k, columns, sink, &mut lines) }
+    // What a product that reads less has left.
+    while lines.0 < lines.1 {
+        lines.fetch(1);
+    }
+}
+
+/// # Safety
+/// As [`multiply`]; only in functions compiled for AVX-512.
+#[inline(always)]
+unsafe fn multiply_and(
+    a: Rows<'_>,
+    b: Operand<'_>,
+    k: &Range<usize>,
+    columns: Range<usize>,
+    sink: Sink,
+    ahead: &mut impl Ahead,
+) {
+    // SAFETY: the caller's promise.
     unsafe {
         match b {
-            Operand::Panels { data, k: panel_k } => all_columns(a, Panels(data.as_ptr(), panel_k), &k, columns, sink),
-            Operand::F32 { data, stride } => all_columns(a, Plain(data.as_ptr(), stride), &k, columns, sink),
-            Operand::Bf16 { data, stride } => all_columns(a, Bf16Pairs(data.as_ptr(), stride), &k, columns, sink),
-            Operand::F16 { data, stride } => all_columns(a, F16Pairs(data.as_ptr(), stride), &k, columns, sink),
+            Operand::Panels { data, k: panel_k } => {
+                all_columns(a, Panels(data.as_ptr(), panel_k), k, columns, sink, ahead)
+            }
+            Operand::F32 { data, stride } => all_columns(a, Plain(data.as_ptr(), stride), k, columns, sink, ahead),
+            Operand::Bf16 { data, stride } => all_columns(a, Bf16Pairs(data.as_ptr(), stride), k, columns, sink, ahead),
+            Operand::F16 { data, stride } => all_columns(a, F16Pairs(data.as_ptr(), stride), k, columns, sink, ahead),
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Few rows: weights go from the packed panel through registers into the sums, without a stop in memory.
 //!
 //! The sums of up to eight rows (two chains and the total each) fit in registers over all of `k`. Rounding to bf16 costs most, and takes two
-//! operations in [`round_finite`], which gives NaN where a scale is infinite. Then a sum is NaN, and [`run`] says so: the caller does it the long way.
+//! operations in [`round_finite`], which gives NaN for what is infinite: a weight, or what a scale or a minimum makes of one. Then a sum is NaN,
+//! and [`run`] says so: the caller does it the long way.
 
 use std::arch::x86_64::*;
 
@@ -63,13 +64,13 @@ impl<const ROWS: usize, const VBMI: bool> Pairs for Multiply<ROWS, VBMI> {
 /// [`round_value`](super::round_value) by multiplications: `-(2^16 - 1) w` is rounded to 24 bits, and then `2^16 w` is added exactly. NaN for
 /// infinities.
 #[inline(always)]
-unsafe fn round_finite(w: __m512) -> __m512 {
+pub(super) unsafe fn round_finite(w: __m512) -> __m512 {
     // SAFETY: as in [`Pairs`].
     unsafe { _mm512_fmadd_ps(w, _mm512_set1_ps(65_536.0), _mm512_mul_ps(w, _mm512_set1_ps(-65_535.0))) }
 }
 
 /// # Safety
-/// As [`run`]; only in functions compiled for the instructions.
+/// As [`run`]; only in functions compiled for the instructions, VBMI among them if `VBMI`.
 #[inline(always)]
 unsafe fn rows<const ROWS: usize, const VBMI: bool>(
     ty: WeightType,

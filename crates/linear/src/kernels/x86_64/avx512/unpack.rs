@@ -1,6 +1,7 @@
 //! Panels to pairs of rows of `k`, 16 columns each: written once, for whatever takes the pairs.
 //!
-//! Why the values are the definition's, bit for bit, is said in the AVX2 form of this file, `dequantize.rs`.
+//! Why the values are the definition's, bit for bit, is said in the AVX2 form of this file, `dequantize.rs`, and for quants that are shuffled
+//! into floats in `bytes.rs`.
 //!
 //! Functions that a [`Pairs`] is handed through have no `target_feature` of their own: they must become part of the one function that is
 //! compiled for the instructions and owns the `Pairs`, or its registers would go through memory. That function is the only caller, which
@@ -16,7 +17,7 @@ use std::arch::x86_64::*;
 use super::round_value;
 use crate::WeightType;
 use crate::kernels::STEP_PAIRS;
-use crate::kernels::x86_64::{STEP_LINES, fetch_ahead};
+use crate::kernels::x86_64::{LINE, STEP_LINES, fetch_ahead};
 use crate::layout::PANEL;
 use crate::number::SMALLEST_OPERAND_BITS;
 
@@ -26,12 +27,12 @@ const UNROLLED: usize = 4;
 /// What takes the pairs. Pairs come in ascending order, counted from the start.
 ///
 /// # Safety
-/// All methods are called only in functions compiled for AVX-512 F, BW and VL.
+/// All methods are called only in functions compiled for AVX-512 F, BW and VL, and for VBMI where [`Pairs::SHUFFLES_BYTES`] says so.
 pub(super) trait Pairs {
-    /// Whether those functions are compiled for AVX-512 VBMI too, and NaN may come for any value of an infinite scale.
+    /// Whether the CPU has VBMI, and `values` takes NaN in place of any value of an infinite scale.
     const SHUFFLES_BYTES: bool = false;
 
-    /// Values of an even and an odd row of `k`, to be rounded to bf16: zero, NaN with the canonical payload, or at least 2^-50.
+    /// Values of an even and an odd row of `k`, to be rounded to bf16: zero, infinite, NaN, or of a magnitude from 2^-50 to 2^111.
     ///
     /// # Safety
     /// See the trait.
@@ -96,7 +97,7 @@ pub(super) fn split(words: __m512i) -> (__m512, __m512) {
 /// Rounds an even and an odd row to bf16 pairs, by the CPU's conversion: ties to even; it flushes denormals, and there are none.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-pub(super) fn join(even: __m512, odd: __m512) -> __m512i {
+fn join(even: __m512, odd: __m512) -> __m512i {
     // The conversion puts 16 even words before 16 odd ones.
     const ORDER: [u16; 32] = {
         let (mut order, mut i, mut word) = ([0; 32], 0, 0);
@@ -191,6 +192,23 @@ pub(in crate::kernels::x86_64) unsafe fn words(
 ) {
     // SAFETY: the caller's promise.
     unsafe { unpack(ty, panel, start, len, &mut Words(out)) }
+}
+
+/// The block of so many bytes at `index`, and what is going to be loaded soon after it.
+#[inline(always)]
+fn fetched_block(panel: *const u8, index: usize, bytes: usize) -> *const u8 {
+    let block = panel.wrapping_add(index * bytes);
+    for line in (0..bytes).step_by(LINE) {
+        fetch_ahead::<1>(block.wrapping_add(line));
+    }
+    block
+}
+
+/// The super-block of so many bytes that holds step `index`, and of what follows an eighth.
+#[inline(always)]
+fn fetched_super_block(panel: *const u8, index: usize, bytes: usize) -> *const u8 {
+    fetched_block(panel.wrapping_add(index / 8 * bytes), index % 8, bytes / 8);
+    panel.wrapping_add(index / 8 * bytes)
 }
 
 /// 16 f16.
@@ -306,7 +324,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
-        /// The pairs that matrix tiles take need no tiles to be looked at.
+        /// What matrix tiles take is tested without them.
         #[test]
         fn words_are_the_floats(seed in prop::collection::vec(any::<u8>(), 977), second: bool) {
             let Some(kernel) = Avx512::detect().filter(|_| is_x86_feature_detected!("avx512bf16")) else { return Ok(()) };

@@ -3,11 +3,12 @@
 use std::arch::x86_64::*;
 
 use super::bytes::{self, with_fifth_bits};
-use super::{COUNT, COUNT_ON, Pairs, UNROLLED, load_f16, load_u8, look_up_5_bits, look_up_nibbles, table};
+use super::{
+    COUNT, COUNT_ON, Pairs, UNROLLED, fetched_block, load_f16, load_u8, look_up_5_bits, look_up_nibbles, table,
+};
 use crate::codebook::{IQ4_VALUES, MXFP4_VALUES};
 use crate::kernels::STEP_PAIRS;
 use crate::kernels::x86_64::avx512::is_operand;
-use crate::kernels::x86_64::{LINE, fetch_ahead};
 use crate::layout::{PANEL, q4_0, q4_1, q5_0, q5_1, q8_0};
 
 /// The formats of a scale and codes of four bits: what a code stands for, times the scale.
@@ -16,8 +17,7 @@ unsafe fn coded<P: Pairs>(panel: *const u8, start: usize, len: usize, to: &mut P
     for block in 0..len / 32 {
         // SAFETY: see the module above.
         unsafe {
-            let from = panel.wrapping_add((start / 32 + block) * q4_0::BYTES);
-            fetch_ahead::<{ q4_0::BYTES.div_ceil(LINE) }>(from);
+            let from = fetched_block(panel, start / 32 + block, q4_0::BYTES);
             let (scales, values) = (load_f16(from), table(values));
             for run in 0..STEP_PAIRS / UNROLLED {
                 for pair in run * UNROLLED..(run + 1) * UNROLLED {
@@ -32,27 +32,18 @@ unsafe fn coded<P: Pairs>(panel: *const u8, start: usize, len: usize, to: &mut P
 
 #[inline(always)]
 pub(super) unsafe fn q4_0<P: Pairs>(panel: *const u8, start: usize, len: usize, to: &mut P) {
-    if P::SHUFFLES_BYTES {
-        for block in 0..len / 32 {
-            let from = panel.wrapping_add((start / 32 + block) * q4_0::BYTES);
-            fetch_ahead::<{ q4_0::BYTES.div_ceil(LINE) }>(from);
-            // SAFETY: see the module above.
-            unsafe {
-                let scales = load_f16(from);
-                bytes::nibble_step(
-                    from.wrapping_add(q4_0::QUANTS),
-                    scales,
-                    8.0,
-                    block * STEP_PAIRS,
-                    to,
-                    |_, quants| quants,
-                );
-            }
-        }
-        return;
+    if !P::SHUFFLES_BYTES {
+        // SAFETY: see the module above.
+        return unsafe { coded(panel, start, len, to, COUNT.map(|value| value - 8.0)) };
     }
-    // SAFETY: see the module above.
-    unsafe { coded(panel, start, len, to, COUNT.map(|value| value - 8.0)) }
+    for block in 0..len / 32 {
+        // SAFETY: see the module above.
+        unsafe {
+            let from = fetched_block(panel, start / 32 + block, q4_0::BYTES);
+            let quants = from.wrapping_add(q4_0::QUANTS);
+            bytes::nibble_step(quants, load_f16(from), 8.0, block * STEP_PAIRS, to, |_, quants| quants);
+        }
+    }
 }
 
 #[inline(always)]
@@ -61,14 +52,14 @@ pub(super) unsafe fn iq4_nl<P: Pairs>(panel: *const u8, start: usize, len: usize
     unsafe { coded(panel, start, len, to, IQ4_VALUES.map(f32::from)) }
 }
 
-/// A power of two times at most four bits: nothing is rounded, but a magnitude may be too small for an operand.
+/// A power of two times at most four bits: nothing is rounded, but a magnitude may be too small for an operand, or too large for
+/// [`Pairs::values`].
 #[inline(always)]
 pub(super) unsafe fn mxfp4<P: Pairs>(panel: *const u8, start: usize, len: usize, to: &mut P) {
     for block in 0..len / 32 {
         // SAFETY: see the module above.
         unsafe {
-            let from = panel.wrapping_add((start / 32 + block) * q4_0::BYTES);
-            fetch_ahead::<{ q4_0::BYTES.div_ceil(LINE) }>(from);
+            let from = fetched_block(panel, start / 32 + block, q4_0::BYTES);
             let scales = _mm512_cvtepu16_epi32(_mm256_load_si256(from.cast()));
             let scales = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(scales));
             let values = table(MXFP4_VALUES.map(f32::from));
@@ -92,8 +83,7 @@ pub(super) unsafe fn q5_0<P: Pairs>(panel: *const u8, start: usize, len: usize, 
     for block in 0..len / 32 {
         // SAFETY: see the module above.
         unsafe {
-            let from = panel.wrapping_add((start / 32 + block) * q5_0::BYTES);
-            fetch_ahead::<{ q5_0::BYTES.div_ceil(LINE) }>(from);
+            let from = fetched_block(panel, start / 32 + block, q5_0::BYTES);
             if P::SHUFFLES_BYTES {
                 let (low, high) = (from.wrapping_add(q5_0::LOW), from.wrapping_add(q5_0::HIGH));
                 bytes::nibble_step(low, load_f16(from), 16.0, block * STEP_PAIRS, to, |run, quants| {
@@ -119,8 +109,7 @@ pub(super) unsafe fn q5_1<P: Pairs>(panel: *const u8, start: usize, len: usize, 
     for block in 0..len / 32 {
         // SAFETY: see the module above.
         unsafe {
-            let from = panel.wrapping_add((start / 32 + block) * q5_1::BYTES);
-            fetch_ahead::<{ q5_1::BYTES.div_ceil(LINE) }>(from);
+            let from = fetched_block(panel, start / 32 + block, q5_1::BYTES);
             let (scales, mins) = (load_f16(from), load_f16(from.wrapping_add(q5_1::MINS)));
             let tables = [table(COUNT), table(COUNT_ON)];
             for run in 0..STEP_PAIRS / UNROLLED {
@@ -141,13 +130,12 @@ pub(super) unsafe fn q4_1<P: Pairs>(panel: *const u8, start: usize, len: usize, 
     for block in 0..len / 32 {
         // SAFETY: see the module.
         unsafe {
-            let from = panel.wrapping_add((start / 32 + block) * q4_1::BYTES);
-            fetch_ahead::<{ q4_1::BYTES.div_ceil(LINE) }>(from);
+            let from = fetched_block(panel, start / 32 + block, q4_1::BYTES);
             let (scales, mins) = (load_f16(from), load_f16(from.wrapping_add(q4_1::MINS)));
             if P::SHUFFLES_BYTES
-                && let Some(line) = bytes::Line::with_mins(scales, mins)
+                && let Some(affine) = bytes::Affine::with_mins(scales, mins)
             {
-                bytes::nibble_step_with_mins(from.wrapping_add(q4_1::QUANTS), line, block * STEP_PAIRS, to);
+                bytes::nibble_step_with_mins(from.wrapping_add(q4_1::QUANTS), affine, block * STEP_PAIRS, to);
                 continue;
             }
             for run in 0..STEP_PAIRS / UNROLLED {
@@ -167,8 +155,7 @@ pub(super) unsafe fn q8_0<P: Pairs>(panel: *const u8, start: usize, len: usize, 
     for block in 0..len / 32 {
         // SAFETY: see the module.
         unsafe {
-            let from = panel.wrapping_add((start / 32 + block) * q8_0::BYTES);
-            fetch_ahead::<{ q8_0::BYTES.div_ceil(LINE) }>(from);
+            let from = fetched_block(panel, start / 32 + block, q8_0::BYTES);
             let scales = load_f16(from);
             if P::SHUFFLES_BYTES {
                 bytes::byte_step(from.wrapping_add(q8_0::QUANTS), scales, block * STEP_PAIRS, to);

@@ -28,15 +28,15 @@ const EXPONENT: i8 = i8::MIN;
 const SIX_BITS: i8 = 0b0111_1110;
 const FOUR_BITS: i8 = 0b0111_1000;
 
-/// `quants * scales`, or what else is added to it, as `(base + quants) * scales + offsets`.
+/// `quants * scales` and a constant of the column, as `(base + quants) * scales + offsets`.
 #[derive(Clone, Copy)]
-pub(super) struct Line {
+pub(super) struct Affine {
     base: f32,
     scales: __m512,
     offsets: __m512,
 }
 
-impl Line {
+impl Affine {
     /// `(quants - center) * scales`.
     #[inline(always)]
     unsafe fn centered(base: f32, scales: __m512, center: f32) -> Self {
@@ -44,7 +44,8 @@ impl Line {
         Self { base, scales, offsets: unsafe { _mm512_mul_ps(scales, _mm512_set1_ps(-(base + center))) } }
     }
 
-    /// `quants * scales + mins` of four bits, rounded once; `None` unless `mins - base * scales` is exact in all columns.
+    /// `quants * scales + mins` of four bits, rounded once; `None` unless `mins - base * scales` is exact in all columns. (Infinite ones pass: their
+    /// values are NaN.) It is for most blocks of weights where scales and minimums are f16; scales of scales have too many bits.
     #[inline(always)]
     pub(super) unsafe fn with_mins(scales: __m512, mins: __m512) -> Option<Self> {
         const DOWN: i32 = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
@@ -109,28 +110,28 @@ pub(super) unsafe fn nibble_step<P: Pairs>(
 ) {
     // SAFETY: see the module above.
     unsafe {
-        let line = Line::centered(BASE, scales, center);
+        let affine = Affine::centered(BASE, scales, center);
         for run in 0..STEP_PAIRS / RUN {
             let both = _mm512_loadu_si512(quants.wrapping_add(run * RUN * PANEL).cast());
             let nibble = _mm512_set1_epi8(15);
             let odd = _mm512_and_si512(_mm512_srli_epi16::<4>(both), nibble);
             let quants = finish(run, [_mm512_and_si512(both, nibble), odd]);
-            line.hand_out::<P, BYTE>(first + run * RUN, quants, to);
+            affine.hand_out::<P, BYTE>(first + run * RUN, quants, to);
         }
         to.end_step();
     }
 }
 
-/// A step of nibbles of a [`Line::with_mins`].
+/// A step of nibbles of a [`Affine::with_mins`].
 #[inline(always)]
-pub(super) unsafe fn nibble_step_with_mins<P: Pairs>(quants: *const u8, line: Line, first: usize, to: &mut P) {
+pub(super) unsafe fn nibble_step_with_mins<P: Pairs>(quants: *const u8, affine: Affine, first: usize, to: &mut P) {
     // SAFETY: see the module above. Shifts of 16-bit lanes; the mask drops what crosses from one byte to the other.
     unsafe {
         for run in 0..STEP_PAIRS / RUN {
             let both = _mm512_loadu_si512(quants.wrapping_add(run * RUN * PANEL).cast());
             let quants = [_mm512_slli_epi16::<3>(both), _mm512_srli_epi16::<1>(both)];
             let quants = [with_exponent(quants[0], FOUR_BITS), with_exponent(quants[1], FOUR_BITS)];
-            line.hand_out::<P, UPPER_BYTE>(first + run * RUN, quants, to);
+            affine.hand_out::<P, UPPER_BYTE>(first + run * RUN, quants, to);
         }
         to.end_step();
     }
@@ -170,12 +171,12 @@ pub(super) unsafe fn with_fifth_bits(high: *const u8, [even, odd]: [__m512i; 2])
 pub(super) unsafe fn byte_step<P: Pairs>(quants: *const u8, scales: __m512, first: usize, to: &mut P) {
     // SAFETY: see the module above.
     unsafe {
-        let line = Line::centered(BASE, scales, 128.0);
+        let affine = Affine::centered(BASE, scales, 128.0);
         for pair in (0..STEP_PAIRS).step_by(2) {
             let signed = _mm512_loadu_si512(quants.wrapping_add(pair * 2 * PANEL).cast());
             let quants = _mm512_xor_si512(signed, _mm512_set1_epi8(i8::MIN));
-            to.values(first + pair, line.values::<0, 2, BYTE>(quants), line.values::<1, 2, BYTE>(quants));
-            to.values(first + pair + 1, line.values::<32, 2, BYTE>(quants), line.values::<33, 2, BYTE>(quants));
+            to.values(first + pair, affine.values::<0, 2, BYTE>(quants), affine.values::<1, 2, BYTE>(quants));
+            to.values(first + pair + 1, affine.values::<32, 2, BYTE>(quants), affine.values::<33, 2, BYTE>(quants));
         }
         to.end_step();
     }
@@ -194,7 +195,7 @@ pub(super) unsafe fn six_bit_half_step<P: Pairs>(
     const LOW: i8 = 0b0001_1110;
     // SAFETY: see the module above.
     unsafe {
-        let line = Line::centered(SIX_BIT_BASE, scales, 32.0);
+        let affine = Affine::centered(SIX_BIT_BASE, scales, 32.0);
         for run in 0..STEP_PAIRS / 2 / RUN {
             let both = _mm512_loadu_si512(low.wrapping_add(run * RUN * PANEL).cast());
             let quads = high.wrapping_add(run * 2 * PANEL);
@@ -209,11 +210,11 @@ pub(super) unsafe fn six_bit_half_step<P: Pairs>(
                 _mm512_rolv_epi32(high, _mm512_set_epi32(b, b, b, b, a, a, a, a, b, b, b, b, a, a, a, a))
             };
             // The nibble where the mask is set, else the bits of `high`.
-            let join = |low, high| _mm512_ternarylogic_epi32::<0b1100_1010>(_mm512_set1_epi8(LOW), low, high);
-            let even = join(_mm512_slli_epi16::<1>(both), turned(5, 1));
-            let odd = join(_mm512_srli_epi16::<3>(both), turned(3, 31));
+            let joined = |low, high| _mm512_ternarylogic_epi32::<0b1100_1010>(_mm512_set1_epi8(LOW), low, high);
+            let even = joined(_mm512_slli_epi16::<1>(both), turned(5, 1));
+            let odd = joined(_mm512_srli_epi16::<3>(both), turned(3, 31));
             let quants = [with_exponent(even, SIX_BITS), with_exponent(odd, SIX_BITS)];
-            line.hand_out::<P, UPPER_BYTE>(first + run * RUN, quants, to);
+            affine.hand_out::<P, UPPER_BYTE>(first + run * RUN, quants, to);
         }
     }
 }

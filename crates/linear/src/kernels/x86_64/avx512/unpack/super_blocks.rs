@@ -4,11 +4,11 @@ use std::arch::x86_64::*;
 
 use super::bytes;
 use super::{
-    COUNT, COUNT_ON, Pairs, UNROLLED, load_f16, load_u8, look_up_5_bits, look_up_nibbles, table, with_high_bit,
+    COUNT, COUNT_ON, Pairs, UNROLLED, fetched_super_block, load_f16, load_u8, look_up_5_bits, look_up_nibbles, table,
+    with_high_bit,
 };
 use crate::codebook::IQ4_VALUES;
 use crate::kernels::STEP_PAIRS;
-use crate::kernels::x86_64::{LINE, fetch_ahead};
 use crate::layout::{PANEL, iq4_xs, q2_k, q3_k, q4_k, q5_k, q6_k};
 
 /// 16 signed bytes times `factors`.
@@ -35,8 +35,7 @@ pub(super) unsafe fn q4_k<P: Pairs>(panel: *const u8, start: usize, len: usize, 
     for (i, sub) in (start / 32..(start + len) / 32).enumerate() {
         // SAFETY: see the module.
         unsafe {
-            let from = panel.wrapping_add(sub / 8 * q4_k::BYTES);
-            fetch_ahead::<{ q4_k::BYTES.div_ceil(8 * LINE) }>(from.wrapping_add(sub % 8 * q4_k::BYTES / 8));
+            let from = fetched_super_block(panel, sub, q4_k::BYTES);
             let (scales, mins) = k_scales(from, sub % 8);
             for run in 0..STEP_PAIRS / UNROLLED {
                 for pair in run * UNROLLED..(run + 1) * UNROLLED {
@@ -58,8 +57,7 @@ pub(super) unsafe fn q5_k<P: Pairs>(panel: *const u8, start: usize, len: usize, 
     for (i, sub) in (start / 32..(start + len) / 32).enumerate() {
         // SAFETY: see the module above.
         unsafe {
-            let from = panel.wrapping_add(sub / 8 * q5_k::BYTES);
-            fetch_ahead::<{ q5_k::BYTES.div_ceil(8 * LINE) }>(from.wrapping_add(sub % 8 * q5_k::BYTES / 8));
+            let from = fetched_super_block(panel, sub, q5_k::BYTES);
             let (scales, mins) = k_scales(from, sub % 8);
             let tables = [table(COUNT), table(COUNT_ON)];
             for run in 0..STEP_PAIRS / UNROLLED {
@@ -81,8 +79,7 @@ pub(super) unsafe fn iq4_xs<P: Pairs>(panel: *const u8, start: usize, len: usize
     for (i, sub) in (start / 32..(start + len) / 32).enumerate() {
         // SAFETY: see the module above.
         unsafe {
-            let from = panel.wrapping_add(sub / 8 * iq4_xs::BYTES);
-            fetch_ahead::<{ iq4_xs::BYTES.div_ceil(8 * LINE) }>(from.wrapping_add(sub % 8 * iq4_xs::BYTES / 8));
+            let from = fetched_super_block(panel, sub, iq4_xs::BYTES);
             let scales = signed_scales(from.wrapping_add(iq4_xs::SCALES + sub % 8 * PANEL), load_f16(from));
             for run in 0..STEP_PAIRS / UNROLLED {
                 for pair in run * UNROLLED..(run + 1) * UNROLLED {
@@ -101,8 +98,7 @@ pub(super) unsafe fn q2_k<P: Pairs>(panel: *const u8, start: usize, len: usize, 
     for (i, step) in (start / 32..(start + len) / 32).enumerate() {
         // SAFETY: see the module above.
         unsafe {
-            let from = panel.wrapping_add(step / 8 * q2_k::BYTES);
-            fetch_ahead::<{ q2_k::BYTES.div_ceil(8 * LINE) }>(from.wrapping_add(step % 8 * q2_k::BYTES / 8));
+            let from = fetched_super_block(panel, step, q2_k::BYTES);
             let (factors, min_factors) = (load_f16(from), load_f16(from.wrapping_add(q2_k::MIN_FACTORS)));
             // An index is four bits, of which two count.
             let values = table(COUNT.map(|value| value % 4.0));
@@ -139,8 +135,7 @@ pub(super) unsafe fn q3_k<P: Pairs>(panel: *const u8, start: usize, len: usize, 
     for (i, step) in (start / 32..(start + len) / 32).enumerate() {
         // SAFETY: see the module above.
         unsafe {
-            let from = panel.wrapping_add(step / 8 * q3_k::BYTES);
-            fetch_ahead::<{ q3_k::BYTES.div_ceil(8 * LINE) }>(from.wrapping_add(step % 8 * q3_k::BYTES / 8));
+            let from = fetched_super_block(panel, step, q3_k::BYTES);
             let factors = load_f16(from);
             // An index is four bits, of which three count.
             let values = table(COUNT.map(|value| value % 8.0 - 4.0));
@@ -172,8 +167,7 @@ pub(super) unsafe fn q6_k<P: Pairs>(panel: *const u8, start: usize, len: usize, 
     for (i, step) in (start / 32..(start + len) / 32).enumerate() {
         // SAFETY: see the module.
         unsafe {
-            let from = panel.wrapping_add(step / 8 * q6_k::BYTES);
-            fetch_ahead::<{ q6_k::BYTES.div_ceil(8 * LINE) }>(from.wrapping_add(step % 8 * q6_k::BYTES / 8));
+            let from = fetched_super_block(panel, step, q6_k::BYTES);
             let factors = load_f16(from);
             let (low_mask, high_mask, center) = (_mm_set1_epi8(15), _mm_set1_epi8(0x30), _mm_set1_epi8(32));
             for half in 0..2 {
