@@ -18,7 +18,7 @@ use plimsoll_program::{DeltaOperands, Slot, Step};
 use std::ops::Range;
 
 /// Multiply-adds of a recurrence between two looks at the cancel flag: some hundredths of a second, whatever the instruction set.
-pub(super) fn part_work(settings: &CpuSettings) -> u64 {
+pub(in crate::executor::cpu) fn part_work(settings: &CpuSettings) -> u64 {
     let work = if settings.attention_isa == plimsoll_attention::Isa::Scalar { 1 << 21 } else { 1 << 26 };
     work * settings.threads.max(1) as u64
 }
