@@ -164,9 +164,9 @@ impl Seen<'_> {
 
     /// Columns of the scores that are computed in one call: all, where many rows see the whole block.
     fn score_columns(&self, kernels: impl Kernels) -> usize {
-        match (self.whole, self.last - self.first) {
-            (true, ..=SPLIT_SCORES_ROWS) => kernels.score_columns(self.last - self.first),
-            (true, _) => KV_BLOCK_TOKENS,
+        match (self.whole, self.has_many_rows()) {
+            (true, false) => kernels.score_columns(self.last - self.first),
+            (true, true) => KV_BLOCK_TOKENS,
             // Those that only hidden tokens would fill are left out.
             (false, _) => PANEL,
         }
@@ -366,9 +366,9 @@ impl<K: Kernels> Tile<'_, K> {
 
         let score_parts = KV_BLOCK_TOKENS / seen.score_columns(self.kernels);
         // Few rows read keys and values as fast as they come: the next ones are asked for while these are read, keys with keys.
-        let parts = match range.len() {
-            ..=SPLIT_SCORES_ROWS => [score_parts, 1],
-            rows => [score_parts + rows.div_ceil(PREFETCH_ROWS); 2],
+        let parts = match seen.has_many_rows() {
+            false => [score_parts, 1],
+            true => [score_parts + range.len().div_ceil(PREFETCH_ROWS); 2],
         };
         let mut prefetch = Prefetch::new(self.stored(next), parts);
         self.scores(index, &layout, &seen, (bench.k, bench.p), q, &mut prefetch);

@@ -221,17 +221,29 @@ mod tests {
         out
     }
 
-    /// Powers of two do not enter: every significand, at both ends of the exponents and in the middle.
     #[test]
     fn every_significand_is_rounded_to_the_nearest_and_ties_to_even() {
-        if Avx2::detect().is_none() {
-            return;
+        if Avx2::detect().is_some() {
+            // SAFETY: AVX2 was detected, and with it what else the function is compiled for.
+            rounds_every_significand(|first| unsafe { rounded(first) });
         }
+    }
+
+    #[test]
+    fn infinities_keep_their_value_unless_rounding_is_for_finite_ones() {
+        if Avx2::detect().is_some() {
+            // SAFETY: AVX2 was detected, and with it what else the function is compiled for.
+            keeps_infinities(|first| unsafe { rounded(first) });
+        }
+    }
+
+    /// `rounded` gives the numbers of the bits from the first on, rounded by `round_value` and by `round_finite`. Powers of two do not enter: every
+    /// significand, at both ends of the exponents and in the middle.
+    pub(super) fn rounds_every_significand<const LANES: usize>(rounded: impl Fn(u32) -> [[f32; LANES]; 2]) {
         for exponent in [127 - 50, 127, 127 + 110] {
-            for significand in (0..1 << 23).step_by(8) {
+            for significand in (0..1 << 23).step_by(LANES) {
                 let first = exponent << 23 | significand;
-                // SAFETY: AVX2 was detected, and with it what else the function is compiled for.
-                let [value, finite] = unsafe { rounded(first) };
+                let [value, finite] = rounded(first);
                 for ((value, finite), bits) in value.into_iter().zip(finite).zip(first..) {
                     let want = crate::bf16_operand(f32::from_bits(bits)).to_bits();
                     assert_eq!([value.to_bits(), finite.to_bits()], [want; 2], "{bits:#x}");
@@ -240,14 +252,9 @@ mod tests {
         }
     }
 
-    #[test]
-    fn infinities_keep_their_value_unless_rounding_is_for_finite_ones() {
-        if Avx2::detect().is_none() {
-            return;
-        }
-        // SAFETY: AVX2 was detected, and with it what else the function is compiled for.
-        let ([value, finite], [zero, _]) = unsafe { (rounded(0x7f80_0000), rounded(0)) };
-        assert!(value[0] == f32::INFINITY && finite[0].is_nan() && zero[0] == 0.0);
+    pub(super) fn keeps_infinities<const LANES: usize>(rounded: impl Fn(u32) -> [[f32; LANES]; 2]) {
+        let ([value, finite], [zero, finite_zero]) = (rounded(0x7f80_0000), rounded(0));
+        assert!(value[0] == f32::INFINITY && finite[0].is_nan() && zero[0] == 0.0 && finite_zero[0] == 0.0);
         assert!(value[1..].iter().chain(&finite[1..]).all(|value| value.is_nan()));
     }
 }

@@ -149,6 +149,7 @@ pub(super) fn is_operand(value: __m512) -> __mmask16 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernels::x86_64::tests::{keeps_infinities, rounds_every_significand};
 
     /// By [`round_value`] and by [`fused::round_finite`].
     #[target_feature(enable = "avx512f")]
@@ -164,33 +165,19 @@ mod tests {
         out
     }
 
-    /// Powers of two do not enter: every significand, at both ends of the exponents and in the middle.
     #[test]
     fn every_significand_is_rounded_to_the_nearest_and_ties_to_even() {
-        if Avx512::detect().is_none() {
-            return;
-        }
-        for exponent in [127 - 50, 127, 127 + 110] {
-            for significand in (0..1 << 23).step_by(16) {
-                let first = exponent << 23 | significand;
-                // SAFETY: AVX-512 was detected.
-                let [value, finite] = unsafe { rounded(first) };
-                for ((value, finite), bits) in value.into_iter().zip(finite).zip(first..) {
-                    let want = crate::bf16_operand(f32::from_bits(bits)).to_bits();
-                    assert_eq!([value.to_bits(), finite.to_bits()], [want; 2], "{bits:#x}");
-                }
-            }
+        if Avx512::detect().is_some() {
+            // SAFETY: AVX-512 was detected.
+            rounds_every_significand(|first| unsafe { rounded(first) });
         }
     }
 
     #[test]
     fn infinities_keep_their_value_unless_rounding_is_for_finite_ones() {
-        if Avx512::detect().is_none() {
-            return;
+        if Avx512::detect().is_some() {
+            // SAFETY: AVX-512 was detected.
+            keeps_infinities(|first| unsafe { rounded(first) });
         }
-        // SAFETY: AVX-512 was detected.
-        let ([value, finite], [zero, finite_zero]) = unsafe { (rounded(0x7f80_0000), rounded(0)) };
-        assert!(value[0] == f32::INFINITY && finite[0].is_nan() && zero[0] == 0.0 && finite_zero[0] == 0.0);
-        assert!(value[1..].iter().chain(&finite[1..]).all(|value| value.is_nan()));
     }
 }
