@@ -7,6 +7,9 @@ use crate::{shell, test, tidy};
 /// Packages that count and plan, and never see a tensor.
 const WITHOUT_CANDLE: [&str; 3] = ["plimsoll-program", "plimsoll-memguard", "plimsoll-prefill"];
 
+/// Never published, so they need not be packages.
+const UNPUBLISHED: [&str; 4] = ["xtask", "plimsoll-tests", "plimsoll-amx-emulator", "plimsoll-foreign"];
+
 const LICENCES: [&str; 2] = ["LICENSE-MIT", "LICENSE-APACHE"];
 
 pub(crate) fn run() -> Result<()> {
@@ -23,8 +26,7 @@ pub(crate) fn run() -> Result<()> {
         licences_are_packaged(package)?;
     }
     let mut package = shell::cargo(["package", "--workspace", "--allow-dirty"]);
-    // Never published, so they need not be packages.
-    package.args(["--exclude", "xtask", "--exclude", "plimsoll-tests", "--exclude", "plimsoll-foreign"]);
+    package.args(UNPUBLISHED.iter().flat_map(|package| ["--exclude", package]));
     shell::run(&mut package)
 }
 

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a chore speaks to the terminal")]
 
+mod amx;
 mod arm;
 mod bench;
 mod ci;
@@ -34,6 +35,8 @@ enum Chore {
     Tidy(tidy::Args),
     /// The tests of the vector kernels on AArch64, emulated where need be; says what is missing if they cannot run.
     Arm(arm::Args),
+    /// The tests of the kernels for AMX, emulated on a CPU that has AVX-512 alone; says what is missing if they cannot run.
+    Amx(amx::Args),
     /// All that continuous integration runs: tidy, test, each crate alone, packages.
     Ci,
     /// Fetch the models that tests and benches use.
@@ -53,6 +56,7 @@ fn main() -> ExitCode {
         Chore::Test(args) => test::run(&args),
         Chore::Tidy(args) => tidy::run(&args),
         Chore::Arm(args) => arm::run(&args),
+        Chore::Amx(args) => amx::run(&args),
         Chore::Ci => ci::run(),
         Chore::Models(args) => models::run(&args),
         Chore::Golden(args) => golden::run(&args),
