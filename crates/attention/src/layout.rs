@@ -1,5 +1,6 @@
 //! How keys and values lie in a KV block.
 
+use half::slice::{HalfBitsSliceExt as _, HalfFloatSliceExt as _};
 use half::{bf16, f16};
 
 use crate::KvBlock;
@@ -161,40 +162,102 @@ impl KvLayout {
         assert_eq!(k.len(), rows * self.k_row_elements(), "K row elements");
         assert_eq!(v.len(), rows * self.v_row_elements(), "V row elements");
         match self.dtype {
-            KvDtype::F32 => self.write(elements(k_block), elements(v_block), at, k, v, |x| x),
+            KvDtype::F32 => self.write_floats(elements(k_block), elements(v_block), at, k, v),
             KvDtype::F16 => {
-                let encode = |x: f32| f16::from_f32(x).to_bits();
-                self.write(elements(k_block), elements(v_block), at, k, v, encode);
+                let encode = |x: &[f32], out: &mut [u16]| out.reinterpret_cast_mut::<f16>().convert_from_f32_slice(x);
+                self.write_pairs(elements(k_block), elements(v_block), at, k, v, encode);
             }
             KvDtype::Bf16 => {
-                let encode = |x: f32| bf16::from_f32(bf16_operand(x)).to_bits();
-                self.write(elements(k_block), elements(v_block), at, k, v, encode);
+                let encode = |x: &[f32], out: &mut [u16]| {
+                    for (out, x) in out.iter_mut().zip(x) {
+                        *out = (bf16_operand(*x).to_bits() >> 16) as u16;
+                    }
+                };
+                self.write_pairs(elements(k_block), elements(v_block), at, k, v, encode);
             }
         }
     }
 
-    fn write<T>(
-        &self,
-        k_block: &mut [T],
-        v_block: &mut [T],
-        at: usize,
-        k: &[f32],
-        v: &[f32],
-        encode: impl Fn(f32) -> T,
-    ) {
+    fn write_floats(&self, k_block: &mut [f32], v_block: &mut [f32], at: usize, k: &[f32], v: &[f32]) {
         let heads = self.kv_heads;
         for (i, key) in k.chunks_exact(self.head_dim).enumerate() {
             let (token, head) = (at + i / heads, i % heads);
             let part = &mut k_block[head * self.k_head_elements()..][..self.k_head_elements()];
             for (dim, &x) in key.iter().enumerate() {
-                part[self.k_index(token, dim)] = encode(x);
+                part[self.k_index(token, dim)] = x;
             }
         }
         for (i, value) in v.chunks_exact(self.v_head_dim).enumerate() {
             let (token, head) = (at + i / heads, i % heads);
             let part = &mut v_block[head * self.v_head_elements()..][..self.v_head_elements()];
-            for (dim, &x) in value.iter().enumerate() {
-                part[self.v_index(token, dim)] = encode(x);
+            part[self.v_index(token, 0)..][..self.v_head_dim].copy_from_slice(value);
+        }
+    }
+
+    /// As [`KvLayout::write_rows`] for the 16-bit formats: some elements of some tokens become words, side by side; words become pairs.
+    fn write_pairs(
+        &self,
+        k_block: &mut [u16],
+        v_block: &mut [u16],
+        at: usize,
+        k: &[f32],
+        v: &[f32],
+        encode: impl Fn(&[f32], &mut [u16]),
+    ) {
+        /// Tokens whose pairs fill a cache line of a K block.
+        const TOKENS: usize = 16;
+        /// Elements at a time.
+        const DIMS: usize = 64;
+        let mut words = [[0; DIMS]; TOKENS];
+        for (head, part) in k_block.chunks_exact_mut(self.k_head_elements()).enumerate() {
+            for (group, k) in k.chunks(TOKENS * self.k_row_elements()).enumerate() {
+                let first = at + group * TOKENS;
+                for dim in (0..self.head_dim).step_by(DIMS) {
+                    let dims = dim..(dim + DIMS).min(self.head_dim);
+                    let tokens = k.len() / self.k_row_elements();
+                    for (words, k) in words.iter_mut().zip(k.chunks_exact(self.k_row_elements())) {
+                        encode(&k[head * self.head_dim..][dims.clone()], &mut words[..dims.len()]);
+                    }
+                    for pair in 0..dims.len() / 2 {
+                        let (to, _) = part[self.k_index(first, dim + 2 * pair)..].as_chunks_mut::<2>();
+                        for (to, words) in to.iter_mut().zip(&words[..tokens]) {
+                            *to = words.as_chunks::<2>().0[pair];
+                        }
+                    }
+                    if dims.len() % 2 == 1 {
+                        let last = dims.len() - 1;
+                        let (to, _) = part[self.k_index(first, dim + last)..].as_chunks_mut::<2>();
+                        for (to, words) in to.iter_mut().zip(&words[..tokens]) {
+                            to[0] = words[last];
+                        }
+                    }
+                }
+            }
+        }
+        if v.is_empty() {
+            return;
+        }
+        let row = |token: usize, head: usize| &v[(token - at) * self.v_row_elements() + head * self.v_head_dim..];
+        let tokens = at..at + v.len() / self.v_row_elements();
+        for (head, part) in v_block.chunks_exact_mut(self.v_head_elements()).enumerate() {
+            for pair in tokens.start / 2..tokens.end.div_ceil(2) {
+                // The other token of a pair that is cut keeps its words.
+                let written = [2 * pair, 2 * pair + 1].map(|token| tokens.contains(&token));
+                for dim in (0..self.v_head_dim).step_by(DIMS) {
+                    let dims = dim..(dim + DIMS).min(self.v_head_dim);
+                    for (odd, words) in words[..2].iter_mut().enumerate().filter(|(odd, _)| written[*odd]) {
+                        encode(&row(2 * pair + odd, head)[dims.clone()], &mut words[..dims.len()]);
+                    }
+                    let to = &mut part[self.v_index(2 * pair, dim)..][..2 * dims.len()];
+                    let (to, _) = to.as_chunks_mut::<2>();
+                    for (i, to) in to.iter_mut().enumerate() {
+                        match written {
+                            [true, true] => *to = [words[0][i], words[1][i]],
+                            [true, false] => to[0] = words[0][i],
+                            _ => to[1] = words[1][i],
+                        }
+                    }
+                }
             }
         }
     }

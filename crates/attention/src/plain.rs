@@ -5,7 +5,7 @@
 use std::ops::Range;
 
 use crate::kernels::{RowState, bf16_operand};
-use crate::math::{exp, tanh};
+use crate::math::{exp, exp_of_score, tanh};
 use crate::{AttnParams, KV_BLOCK_TOKENS, KvBlock, KvDtype, KvLayout, KvView};
 
 /// A product in the contract's order: steps of 32, in each an even and an odd chain from zero.
@@ -92,13 +92,13 @@ pub(crate) fn row(
             p[token] = score;
             block_max = if score > block_max { score } else { block_max };
         }
-        let mut lanes = [0.0f32; 8];
+        let mut lanes = [0.0f32; 16];
         for token in visible.clone() {
-            let e = exp(p[token] - block_max);
-            lanes[token % 8] += e;
+            let e = exp_of_score(p[token] - block_max);
+            lanes[token % 16] += e;
             p[token] = operand(layout.dtype, e);
         }
-        let l = lanes;
+        let l: [f32; 8] = std::array::from_fn(|i| lanes[i] + lanes[i + 8]);
         let sum = ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7]));
         let max = if block_max > state.max { block_max } else { state.max };
         let (keep, take) = (exp(state.max - max), exp(block_max - max));

@@ -50,8 +50,12 @@ impl Call<'_> {
 /// Where one task computes a block.
 pub(crate) struct Bench<'a> {
     packed: &'a mut [f32],
-    k: &'a mut [f32],
-    v: &'a mut [f32],
+    /// Panels of keys, then of values; or the queries, for kernels that take blocks as they are.
+    panels: &'a mut [f32],
+    /// Elements of the panels of keys.
+    k_panels: usize,
+    /// Whether the queries are there.
+    has_queries: bool,
     p: &'a mut [f32],
 }
 
@@ -64,12 +68,16 @@ pub(crate) struct TileRows<'a> {
 
 /// Cuts the scratch of one task.
 pub(crate) fn scratch<'a>(plan: &Plan, mut floats: &'a mut [f32]) -> (Bench<'a>, TileRows<'a>) {
-    let [packed, k, v, q, p, o, states] = plan.parts().map(|len| {
+    let [packed, k_panels, v_panels, q, p, o, states] = plan.parts();
+    let [packed, panels, q, p, o, states] = [packed, k_panels + v_panels, q, p, o, states].map(|len| {
         let part;
         (part, floats) = std::mem::take(&mut floats).split_at_mut(len);
         part
     });
-    (Bench { packed, k, v, p }, TileRows { q, o, states: bytemuck::cast_slice_mut(states) })
+    (
+        Bench { packed, panels, k_panels, has_queries: false, p },
+        TileRows { q, o, states: bytemuck::cast_slice_mut(states) },
+    )
 }
 
 /// Runs the call with tiles.
@@ -94,6 +102,7 @@ pub(crate) fn run<K: Kernels>(kernels: K, plan: &Plan, call: &Call<'_>, out: &mu
             let range = tile * plan.tile_rows..((tile + 1) * plan.tile_rows).min(plan.axis_rows);
             let tile = Tile { kernels, plan, call, kv_head: item % call.shape.kv_heads, rows: range };
             tile.start(&mut rows);
+            tile.pack_queries(&mut bench, &rows);
             for index in tile.blocks() {
                 if call.is_stopped() {
                     return;
@@ -219,6 +228,15 @@ impl<K: Kernels> Tile<'_, K> {
         to.states[..count].fill(RowState::EMPTY);
     }
 
+    /// Lays the queries out for kernels that take a block in one call, where they have room.
+    fn pack_queries(&self, bench: &mut Bench<'_>, rows: &TileRows<'_>) {
+        let layout = self.call.keys.layout();
+        let q = Rows { data: rows.q, stride: layout.head_dim, rows: self.rows.len() };
+        bench.has_queries = self.kernels.folds_blocks(&layout, q.rows)
+            && self.kernels.reads_pairs(&layout)
+            && self.kernels.pack_queries(q, layout.head_dim, bench.panels);
+    }
+
     /// The KV blocks that the tile's rows see.
     pub(crate) fn blocks(&self) -> Range<usize> {
         let first_key = self.call.params.window.map_or(0, |window| (self.position(0) + 1).saturating_sub(window));
@@ -316,6 +334,8 @@ impl<K: Kernels> Tile<'_, K> {
         }
         let block = BlockOperands {
             q: Rows { data: &rows.q[range.start * layout.head_dim..], stride: layout.head_dim, rows: range.len() },
+            packed_q: (bench.has_queries && range.start.is_multiple_of(PREFETCH_ROWS))
+                .then(|| &bench.panels[range.start * layout.head_dim / 2..]),
             k: operand(&layout, block.k, head, layout.k_head_elements(), KV_BLOCK_TOKENS),
             v: operand(&layout, block.v, head, layout.v_head_elements(), layout.v_head_dim),
             how: &self.softmax(),
@@ -371,10 +391,11 @@ impl<K: Kernels> Tile<'_, K> {
             true => [score_parts + range.len().div_ceil(PREFETCH_ROWS); 2],
         };
         let mut prefetch = Prefetch::new(self.stored(next), parts);
-        self.scores(index, &layout, &seen, (bench.k, bench.p), q, &mut prefetch);
+        let (k, v) = bench.panels.split_at_mut(bench.k_panels);
+        self.scores(index, &layout, &seen, (k, bench.p), q, &mut prefetch);
         self.probabilities(index, &seen, bench.p, states, &self.softmax(), &mut prefetch);
         let ahead = if seen.has_many_rows() { &[] } else { prefetch.values() };
-        self.values(index, &seen, (bench.v, bench.p), states, ahead, &mut add);
+        self.values(index, &seen, (v, bench.p), states, ahead, &mut add);
     }
 
     fn scores(

@@ -99,6 +99,13 @@ impl Values for Register {
         }))
     }
     #[inline(always)]
+    fn plus_exponent(self, _: Self, shifted: Self) -> Self {
+        register!(self.map2(shifted, |x, shifted| {
+            let exponent = vshlq_n_u32::<23>(vreinterpretq_u32_f32(shifted));
+            vreinterpretq_f32_u32(vaddq_u32(vreinterpretq_u32_f32(x), exponent))
+        }))
+    }
+    #[inline(always)]
     fn bf16_operand(self) -> Self {
         register!(self.map(|x| {
             let bits = vreinterpretq_u32_f32(x);
@@ -110,10 +117,9 @@ impl Values for Register {
     }
     #[inline(always)]
     fn bf16_operand_of_number(self) -> Self {
-        register!(self.map(|x| {
-            let rounded = vbicq_u32(rounded(vreinterpretq_u32_f32(x)), vdupq_n_u32(0xffff));
-            vreinterpretq_f32_u32(vandq_u32(rounded, vcgeq_f32(x, vdupq_n_f32(OPERAND_FLOOR))))
-        }))
+        register!(
+            self.map(|x| { vreinterpretq_f32_u32(vbicq_u32(rounded(vreinterpretq_u32_f32(x)), vdupq_n_u32(0xffff))) })
+        )
     }
 }
 

@@ -24,9 +24,12 @@ pub(crate) trait Values: Copy {
         // Two factors: 2^128 itself is no f32, and results up to it are.
         self.plus(self).times(shifted.half_power_of_two())
     }
+    /// `self * 2^n` where `shifted` is `n + 1.5 * 2^23`, and neither `self` nor the result is zero, infinite or a denormal: adding to the exponent
+    /// is enough. NaN where all three are.
+    fn plus_exponent(self, n: Self, shifted: Self) -> Self;
     /// [`super::bf16_operand`] of each value.
     fn bf16_operand(self) -> Self;
-    /// As `bf16_operand`, for values that are not negative; a NaN may become anything.
+    /// As `bf16_operand`, for values that are 0 or at least [`super::OPERAND_FLOOR`]; a NaN may become anything.
     fn bf16_operand_of_number(self) -> Self;
 }
 
@@ -123,6 +126,10 @@ impl Values for f32 {
         Self::from_bits((self.to_bits() << 23).wrapping_add(0x3f00_0000))
     }
     #[inline(always)]
+    fn plus_exponent(self, _: Self, shifted: Self) -> Self {
+        Self::from_bits(self.to_bits().wrapping_add(shifted.to_bits() << 23))
+    }
+    #[inline(always)]
     fn bf16_operand(self) -> Self {
         super::bf16_operand(self)
     }
@@ -130,6 +137,49 @@ impl Values for f32 {
     fn bf16_operand_of_number(self) -> Self {
         super::bf16_operand(self)
     }
+}
+
+macro_rules! each {
+    ($($name:ident($($operand:ident),*);)*) => {$(
+        #[inline(always)]
+        fn $name(self, $($operand: Self),*) -> Self {
+            let mut out = self;
+            for i in 0..N {
+                out[i] = self[i].$name($($operand[i]),*);
+            }
+            out
+        }
+    )*};
+}
+
+/// Independent values, step by step together: a processor need not look far for work while one of them waits.
+impl<V: Values, const N: usize> Values for [V; N] {
+    #[inline(always)]
+    fn splat(x: f32) -> Self {
+        [V::splat(x); N]
+    }
+    each! {
+        plus(other);
+        minus(other);
+        times(other);
+        over(other);
+        fma(b, c);
+        larger(other);
+        if_less(limit, a, b);
+        magnitude();
+        with_sign_of(sign);
+        half_power_of_two();
+        times_power_of_two(n, shifted);
+        plus_exponent(n, shifted);
+        bf16_operand();
+        bf16_operand_of_number();
+    }
+}
+
+/// The order in which 16 partial sums are combined: into 8, then those.
+#[inline(always)]
+pub(crate) fn combine_halves(low: [f32; 8], high: [f32; 8]) -> f32 {
+    combine(std::array::from_fn(|i| low[i] + high[i]))
 }
 
 /// The order in which 8 partial sums are combined.

@@ -129,6 +129,8 @@ pub(crate) struct Softmax {
 pub(crate) struct BlockOperands<'a> {
     /// Rows of `head_dim` elements, operands of a bf16 product if `how` says so.
     pub(crate) q: Rows<'a>,
+    /// The same as [`Kernels::pack_queries`] leaves them, if it did.
+    pub(crate) packed_q: Option<&'a [f32]>,
     pub(crate) k: Operand<'a>,
     pub(crate) v: Operand<'a>,
     pub(crate) how: &'a Softmax,
@@ -234,6 +236,12 @@ pub(crate) trait Kernels: Copy + Send + Sync {
 
     /// Whether blocks that so many rows see go to [`Kernels::fold_block`].
     fn folds_blocks(self, _layout: &KvLayout, _rows: usize) -> bool {
+        false
+    }
+
+    /// Lays rows out as [`Kernels::fold_block`] reads them, [`PREFETCH_ROWS`] after the other, in half of their size; `false` if `packed` has no
+    /// room for them, or nothing is gained.
+    fn pack_queries(self, _q: Rows<'_>, _head_dim: usize, _packed: &mut [f32]) -> bool {
         false
     }
 

@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use super::lanes::{Lanes, Values, combine};
+use super::lanes::{Lanes, Values, combine, combine_halves};
 use super::{RowState, Softmax};
 use crate::KV_BLOCK_TOKENS;
-use crate::math::{Exp, Function, exp_unbounded, softcap};
+use crate::math::{Exp, Function, exp_of_score, softcap};
 
 #[inline(always)]
 pub(super) fn softmax<L: Lanes>(scores: &mut [f32], visible: Range<usize>, how: &Softmax, state: &mut RowState) {
@@ -47,25 +47,25 @@ fn softmax_of<L: Lanes, const WHOLE: bool, const BF16: bool>(
     let l = largest.to_array();
     let block_max = (l[0].larger(l[4]).larger(l[2].larger(l[6]))).larger(l[1].larger(l[5]).larger(l[3].larger(l[7])));
     let max = L::splat(block_max);
-    let mut sum = L::splat(0.0);
+    let mut sums = [L::splat(0.0); 2];
     scores[..8 * first].fill(0.0);
     scores[8 * last..].fill(0.0);
     for i in first..last {
         let at = &mut scores[8 * i..8 * i + 8];
         // SAFETY: `at` holds 8 values.
         let s = unsafe { L::load(at.as_ptr()) };
-        let mut p = exp_unbounded(s.minus(max));
+        let mut p = exp_of_score(s.minus(max));
         if !WHOLE {
             p = keep_visible(p, 8 * i, &visible, 0.0);
         }
-        sum = sum.plus(p);
+        sums[i % 2] = sums[i % 2].plus(p);
         if BF16 {
             p = p.bf16_operand_of_number();
         }
         // SAFETY: `at` holds 8 values.
         unsafe { p.store(at.as_mut_ptr()) };
     }
-    let sum = combine(sum.to_array());
+    let sum = combine_halves(sums[0].to_array(), sums[1].to_array());
     if sum.is_nan() {
         // One NaN makes the row's product NaN throughout; rounding did not take care of it.
         scores[visible.start] = f32::NAN;

@@ -1,11 +1,10 @@
 //! Plain Rust: eight lanes as an array.
 
-use std::array::from_fn;
 use std::ops::Range;
 
 use half::f16;
 
-use super::lanes::{Lanes, Values};
+use super::lanes::{Lanes, Values as _};
 use super::{Kernels, Operand, RowState, Rows, Softmax, product, rows, unpack};
 use crate::math::Function;
 
@@ -13,93 +12,31 @@ use crate::math::Function;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Scalar;
 
-#[derive(Debug, Clone, Copy)]
-struct Array8([f32; 8]);
-
-impl Array8 {
-    #[inline(always)]
-    fn map2(self, other: Self, f: impl Fn(f32, f32) -> f32) -> Self {
-        Self(from_fn(|i| f(self.0[i], other.0[i])))
-    }
-}
-
-impl Values for Array8 {
-    #[inline(always)]
-    fn splat(x: f32) -> Self {
-        Self([x; 8])
-    }
-    #[inline(always)]
-    fn plus(self, other: Self) -> Self {
-        self.map2(other, f32::plus)
-    }
-    #[inline(always)]
-    fn minus(self, other: Self) -> Self {
-        self.map2(other, f32::minus)
-    }
-    #[inline(always)]
-    fn times(self, other: Self) -> Self {
-        self.map2(other, f32::times)
-    }
-    #[inline(always)]
-    fn over(self, other: Self) -> Self {
-        self.map2(other, f32::over)
-    }
-    #[inline(always)]
-    fn fma(self, b: Self, c: Self) -> Self {
-        Self(from_fn(|i| self.0[i].fma(b.0[i], c.0[i])))
-    }
-    #[inline(always)]
-    fn larger(self, other: Self) -> Self {
-        self.map2(other, f32::larger)
-    }
-    #[inline(always)]
-    fn if_less(self, limit: Self, a: Self, b: Self) -> Self {
-        Self(from_fn(|i| self.0[i].if_less(limit.0[i], a.0[i], b.0[i])))
-    }
-    #[inline(always)]
-    fn magnitude(self) -> Self {
-        Self(self.0.map(f32::magnitude))
-    }
-    #[inline(always)]
-    fn with_sign_of(self, sign: Self) -> Self {
-        self.map2(sign, f32::with_sign_of)
-    }
-    #[inline(always)]
-    fn half_power_of_two(self) -> Self {
-        Self(self.0.map(f32::half_power_of_two))
-    }
-    #[inline(always)]
-    fn bf16_operand(self) -> Self {
-        Self(self.0.map(f32::bf16_operand))
-    }
-    #[inline(always)]
-    fn bf16_operand_of_number(self) -> Self {
-        Self(self.0.map(f32::bf16_operand_of_number))
-    }
-}
+/// Eight lanes.
+type Array8 = [f32; 8];
 
 impl Lanes for Array8 {
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
         // SAFETY: the caller gives 8 readable values.
-        Self(unsafe { from.cast::<[f32; 8]>().read_unaligned() })
+        unsafe { from.cast::<[f32; 8]>().read_unaligned() }
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
         // SAFETY: the caller gives 8 writable values.
-        unsafe { to.cast::<[f32; 8]>().write_unaligned(self.0) }
+        unsafe { to.cast::<[f32; 8]>().write_unaligned(self) }
     }
     #[inline(always)]
     unsafe fn load_bf16_pairs(from: *const u32) -> (Self, Self) {
         // SAFETY: the caller gives 8 readable values.
         let pairs = unsafe { from.cast::<[u32; 8]>().read_unaligned() };
-        (Self(pairs.map(|p| f32::from_bits(p << 16))), Self(pairs.map(|p| f32::from_bits(p & 0xffff_0000))))
+        (pairs.map(|p| f32::from_bits(p << 16)), pairs.map(|p| f32::from_bits(p & 0xffff_0000)))
     }
     #[inline(always)]
     unsafe fn load_f16_pairs(from: *const u32) -> (Self, Self) {
         // SAFETY: the caller gives 8 readable pairs.
         let pairs = unsafe { from.cast::<[[f16; 2]; 8]>().read_unaligned() };
-        (Self(pairs.map(|p| p[0].to_f32())), Self(pairs.map(|p| p[1].to_f32())))
+        (pairs.map(|p| p[0].to_f32()), pairs.map(|p| p[1].to_f32()))
     }
     /// Where a processor cannot be taken to have an instruction for it, `mul_add` is a call that costs more than all the rest. A product of two
     /// bf16 operands has 16 significant bits and is zero or at least 2^-100, so rounding it to f32 changes nothing unless it is too large for
@@ -110,7 +47,7 @@ impl Lanes for Array8 {
     }
     #[inline(always)]
     fn any_not_finite(self) -> bool {
-        self.0.iter().fold(false, |any, x| any | !x.is_finite())
+        self.iter().fold(false, |any, x| any | !x.is_finite())
     }
 }
 

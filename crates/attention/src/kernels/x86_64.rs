@@ -94,6 +94,13 @@ impl Values for Register {
         )))
     }
     #[inline(always)]
+    fn plus_exponent(self, _: Self, shifted: Self) -> Self {
+        register!(_mm256_castsi256_ps(_mm256_add_epi32(
+            _mm256_castps_si256(self.0),
+            _mm256_slli_epi32::<23>(_mm256_castps_si256(shifted.0))
+        )))
+    }
+    #[inline(always)]
     fn bf16_operand(self) -> Self {
         register!({
             let bits = _mm256_castps_si256(self.0);
@@ -114,8 +121,7 @@ impl Values for Register {
             let bits = _mm256_castps_si256(self.0);
             let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
             let sum = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
-            let rounded = _mm256_castsi256_ps(_mm256_and_si256(sum, _mm256_set1_epi32(-0x1_0000)));
-            _mm256_and_ps(rounded, _mm256_cmp_ps::<_CMP_GE_OQ>(self.0, _mm256_set1_ps(OPERAND_FLOOR)))
+            _mm256_castsi256_ps(_mm256_and_si256(sum, _mm256_set1_epi32(-0x1_0000)))
         })
     }
 }

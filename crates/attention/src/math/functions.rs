@@ -63,11 +63,12 @@ fn exp_of<V: Values>(x: V) -> V {
     V::splat(88.8).if_less(x, V::splat(f32::INFINITY), exp_unbounded(x))
 }
 
-/// [`exp`] where `x` is at most 88.8, or NaN: what a softmax needs.
+/// 1.5 * 2^23: adding it leaves an integer in the low bits.
+const MAGIC: f32 = 12_582_912.0;
+
+/// [`exp`] where `x` is at most 88.8, or NaN.
 #[inline(always)]
 pub(crate) fn exp_unbounded<V: Values>(x: V) -> V {
-    /// 1.5 * 2^23: adding it leaves an integer in the low bits.
-    const MAGIC: f32 = 12_582_912.0;
     const LN_2_REST: f32 = -1.904_654_3e-9;
     /// `-125 ln 2`, rounded towards zero.
     const LOWEST: f32 = -86.643_394;
@@ -80,6 +81,21 @@ pub(crate) fn exp_unbounded<V: Values>(x: V) -> V {
     let y = r.times(r).fma(p, r).plus(V::splat(1.0));
     let y = y.times_power_of_two(n, shifted);
     x.if_less(V::splat(LOWEST), V::splat(0.0), y)
+}
+
+/// `e^x` of a score less the largest one, so of `x` that is at most 0 or NaN: within 3 ULP, with `e^0 = 1`. Below 2^-50, where a bf16 product
+/// drops an operand, it is 0: no sum has a part that its product lacks.
+#[inline(always)]
+pub(crate) fn exp_of_score<V: Values>(x: V) -> V {
+    /// A little above `-50 ln 2`.
+    const LOWEST: f32 = -34.657;
+    let shifted = x.fma(V::splat(std::f32::consts::LOG2_E), V::splat(MAGIC));
+    let n = shifted.minus(V::splat(MAGIC));
+    // What this ln 2 lacks is 1e-7 of the result where `n` is -50.
+    let r = n.fma(V::splat(-std::f32::consts::LN_2), x);
+    // e^r on |r| <= ln(2) / 2.
+    let y = polynomial(r, [1.0, 0.999_999_7, 0.499_991_48, 0.166_676_37, 0.041_898_02, 0.008_290_298]);
+    x.if_less(V::splat(LOWEST), V::splat(0.0), y.plus_exponent(n, shifted))
 }
 
 #[inline(always)]

@@ -9,7 +9,7 @@ mod slices;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use functions::{Exp, Function, exp_unbounded, softcap};
+pub(crate) use functions::{Exp, Function, exp_of_score, exp_unbounded, softcap};
 pub use functions::{exp, gelu, gelu_tanh, relu, sigmoid, silu, tanh};
 pub use sin_cos::sin_cos;
 pub use slices::{Activation, activate, exp_slice, glu, sum, sum_squares};

@@ -2,6 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::Isa;
+use crate::kernels::OPERAND_FLOOR;
 
 /// Distance of `got` from `want` in units of the last place of `want` as f32.
 fn ulps(got: f32, want: f64) -> f64 {
@@ -26,6 +27,24 @@ fn exp_is_within_one_and_a_half_ulp() {
     }
     println!("worst: {} ULP at {}", worst.0, worst.1);
     assert!(worst.0 <= 1.5, "{} ULP at {}", worst.0, worst.1);
+}
+
+#[test]
+fn exp_of_a_score_is_within_three_ulp_and_an_operand_of_a_product() {
+    let mut worst: (f64, f32) = (0.0, 0.0);
+    for x in sweep(-1e-9, -34.657, 97) {
+        let got = exp_of_score(x);
+        assert!(got == 0.0 || got >= OPERAND_FLOOR, "exp_of_score({x}) = {got:e}");
+        let error = ulps(got, f64::from(x).exp());
+        if error > worst.0 {
+            worst = (error, x);
+        }
+    }
+    println!("worst: {} ULP at {}", worst.0, worst.1);
+    assert!(worst.0 <= 3.0, "{} ULP at {}", worst.0, worst.1);
+    assert_eq!([0.0, -0.0, -1e-40].map(exp_of_score), [1.0; 3]);
+    assert_eq!([-34.658, -1e30, f32::NEG_INFINITY].map(|x| exp_of_score(x).to_bits()), [0; 3]);
+    assert!(exp_of_score(f32::NAN).is_nan() && exp_of_score(-f32::NAN).is_nan());
 }
 
 #[test]

@@ -22,10 +22,14 @@ use crate::{KV_BLOCK_TOKENS, KvDtype, KvLayout};
 const TILE: usize = 16;
 /// Elements of the summed axis in a tile.
 const STEP: usize = 32;
-/// Longest summed axis: its tiles of 16 rows lie on the stack.
+/// Pairs in a tile.
+const TILE_PAIRS: usize = TILE * TILE;
+/// Most tiles of columns of a product.
+const MOST_COLUMNS: usize = 4;
+/// Most bytes of keys and values of a block that stay in a first-level cache beside one group of rows.
+const NEAR_BYTES: usize = 24 << 10;
+/// Longest summed axis: its tiles of 32 rows lie on the stack.
 const MAX_K: usize = 256;
-/// Most columns of values of a block that is taken in one call: 16 rows of them lie on the stack, twice.
-const MAX_COLUMNS: usize = 256;
 /// Parts of a block's rows are as long as those that [`Kernels::fold_block`] is asked for.
 const _: () = assert!(TILE == PREFETCH_ROWS);
 /// Fewest rows that tiles are used for.
@@ -100,13 +104,17 @@ static CONFIG: Config = Config {
     rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
 };
 
-/// 16 rows of operands as tiles, `[step][16 rows][16 pairs]`.
+/// Two groups of 16 rows of operands as tiles, `[2 groups][step][16 rows][16 pairs]`.
 #[repr(align(64))]
-struct Left([u32; MAX_K / STEP * TILE * TILE]);
+struct Left([u32; 2 * MAX_K / STEP * TILE_PAIRS]);
 
-/// 16 rows of up to so many sums, each as long as is asked for.
+/// Scores of two groups of 16 rows.
 #[repr(align(64))]
-struct Sums<const COLUMNS: usize>([[f32; COLUMNS]; TILE]);
+struct Scores(#[expect(dead_code, reason = "written and read by address")] [[[f32; KV_BLOCK_TOKENS]; TILE]; 2]);
+
+/// A row of a tile of sums.
+#[repr(align(64))]
+struct Line(#[expect(dead_code, reason = "written and read by address")] [f32; TILE]);
 
 /// Whether this product goes by tiles: many rows, whole tiles, pairs of bf16.
 fn by_tiles(a: Rows<'_>, b: Operand<'_>, k: &Range<usize>, columns: &Range<usize>) -> bool {
@@ -130,8 +138,8 @@ unsafe fn multiply(
     columns: Range<usize>,
     sink: Sink,
 ) {
-    let mut left = Left([0; MAX_K / STEP * TILE * TILE]);
-    let mut sums = Sums([[0.0; 4 * TILE]; TILE]);
+    let mut left = Left([0; 2 * MAX_K / STEP * TILE_PAIRS]);
+    let mut sums = [[0.0; MOST_COLUMNS * TILE]; TILE];
     let tiles = Tiles::configure(amx);
     for first_row in (0..a.rows).step_by(TILE) {
         let rows = TILE.min(a.rows - first_row);
@@ -139,19 +147,19 @@ unsafe fn multiply(
         unsafe { pack(a, first_row..first_row + rows, k, left.0.as_mut_ptr()) };
         let mut column = columns.start;
         while column < columns.end {
-            let count = if columns.end - column >= 4 * TILE { 4 } else { 1 };
+            let form = Form::new(1, columns.end - column);
             // SAFETY: `left` has `k / STEP` tiles, `b` has `k / 2` rows of pairs with these columns, `sums` 16 rows of four tiles.
             unsafe {
-                tiles.product(count, left.0.as_ptr(), (b.add(column), b_stride), k);
-                tiles.store(count, sums.0.as_mut_ptr().cast(), 4 * TILE);
+                tiles.product(form, (left.0.as_ptr(), 0), (b.add(column), b_stride), k);
+                tiles.store(form, sums.as_mut_ptr().cast(), MOST_COLUMNS * TILE);
             }
-            for (r, row) in sums.0.iter().enumerate().take(rows) {
-                for (t, values) in row.chunks_exact(TILE).enumerate().take(count) {
+            for (r, row) in sums.iter().enumerate().take(rows) {
+                for (t, values) in row.chunks_exact(TILE).enumerate().take(form.columns) {
                     // SAFETY: the caller's promise about `sink`.
                     unsafe { sink.put(first_row + r, column + t * TILE, _mm512_loadu_ps(values.as_ptr())) };
                 }
             }
-            column += count * TILE;
+            column += form.columns * TILE;
         }
     }
 }
@@ -176,14 +184,33 @@ unsafe fn pack(a: Rows<'_>, rows: Range<usize>, k: usize, left: *mut u32) {
     }
 }
 
-/// A block, folded into the outputs: scores, softmax and values of 16 rows at a time, which stay in a first-level cache beside keys and values
-/// of up to 128 columns. While vectors are at the softmax of some rows, tiles are at the scores of the next ones; and while they are at
-/// values, vectors fold those of the rows before. What is between the steps takes up to 50 KiB of the stack, for any shape.
+/// Rows and columns of tiles that a product has at once, and keeps until they are stored.
+#[derive(Debug, Clone, Copy)]
+struct Form {
+    /// Groups of 16 rows: 1 or 2.
+    groups: usize,
+    /// Tiles of columns: 4 or 1, or of two groups 2 or 1.
+    columns: usize,
+}
+
+impl Form {
+    /// As many tiles as there are registers for, of `columns` columns that are left.
+    fn new(groups: usize, columns: usize) -> Self {
+        let most = MOST_COLUMNS / groups;
+        Self { groups, columns: if columns >= most * TILE { most } else { 1 } }
+    }
+}
+
+/// A block, folded into the outputs: scores, softmax and values of `GROUPS` groups of 16 rows at a time. While vectors are at the softmax of
+/// some rows, tiles are at scores of the next ones; and while they are at some columns of values, vectors fold those before.
+///
+/// What is between the steps takes 10 KiB for a group, on the stack, for any shape. With one group it stays in a first-level cache beside
+/// keys and values of up to 128 columns. Longer ones come from the second level, half as often where two groups go by.
 ///
 /// # Safety
 /// The system permits tiles; `by_tiles` holds for both products, and both fit their operands and the output.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,avx2,fma")]
-unsafe fn fold_block(
+unsafe fn fold_block<const GROUPS: usize>(
     amx: Amx,
     block: &BlockOperands<'_>,
     visible: &dyn Fn(usize) -> Range<usize>,
@@ -199,76 +226,135 @@ unsafe fn fold_block(
     let (k, v) = ((k.as_ptr(), k_stride), (v.as_ptr(), v_stride));
     // Written before it is read, all but the rows that a first tile lacks: clearing it would take as long as some rows.
     let mut left = MaybeUninit::<Left>::uninit();
-    let mut scores = [const { MaybeUninit::<Sums<KV_BLOCK_TOKENS>>::uninit() }; 2];
-    let mut p = MaybeUninit::<ProbabilityTiles>::uninit();
-    let mut values = [const { MaybeUninit::<Sums<MAX_COLUMNS>>::uninit() }; 2];
+    let mut scores = MaybeUninit::<Scores>::uninit();
+    let mut p = [const { MaybeUninit::<ProbabilityTiles>::uninit() }; 2];
+    let mut values = MaybeUninit::<[Line; TILE * MOST_COLUMNS]>::uninit();
     let left = left.as_mut_ptr().cast::<u32>();
-    if q.rows < TILE {
+    let scores = scores.as_mut_ptr().cast::<[[f32; KV_BLOCK_TOKENS]; TILE]>();
+    let values = values.as_mut_ptr().cast::<f32>();
+    // Pairs of a group's tiles.
+    let group_pairs = head_dim / STEP * TILE_PAIRS;
+    if block.packed_q.is_none() && q.rows < GROUPS * TILE {
         // SAFETY: the array is as long.
-        unsafe { left.write_bytes(0, MAX_K / STEP * TILE * TILE) };
+        unsafe { left.write_bytes(0, GROUPS * group_pairs) };
     }
-    let rows_of = |group: usize| group * TILE..((group + 1) * TILE).min(q.rows);
     let groups = q.rows.div_ceil(TILE);
+    let rows_of = |group: usize| group * TILE..((group + 1) * TILE).min(q.rows);
+    // Groups from this one on that go by at once.
+    let groups_at = |first: usize| first..(first + GROUPS).min(groups);
     let tiles = Tiles::configure(amx);
+    let width = MOST_COLUMNS / GROUPS * TILE;
+    let form_at = |first: usize, columns: usize| {
+        let Form { columns, .. } = Form::new(GROUPS, columns);
+        Form { groups: groups_at(first).len(), columns }
+    };
     // SAFETY: the caller's promise, throughout. A block of keys has 64 columns; two tiles of probabilities are 16 rows of them. A store
-    // writes all 16 rows, and a softmax all rows of its tiles. Between a product and its store there is the softmax at most, which uses vectors
-    // alone and knows nothing of tiles.
+    // writes all 16 rows, and a softmax all rows of its tiles. Between a product and its store there are vectors alone, which know nothing of
+    // tiles.
     unsafe {
-        let multiply_by_keys = |group: usize| {
-            pack(q, rows_of(group), head_dim, left);
-            tiles.product(4, left, k, head_dim);
-        };
-        let store_scores = |to: &mut MaybeUninit<Sums<KV_BLOCK_TOKENS>>| {
-            tiles.store(4, to.as_mut_ptr().cast(), KV_BLOCK_TOKENS);
-        };
-        let fold = |group: usize, values: &MaybeUninit<Sums<MAX_COLUMNS>>, states: &[RowState]| {
-            let to = Sink {
-                out: out.add(group * TILE * out_stride),
-                stride: out_stride,
-                states: Some(states[rows_of(group)].as_ptr()),
-            };
-            fold_rows(values.as_ptr().cast(), (rows_of(group).len(), v_head_dim), to);
-        };
-        multiply_by_keys(0);
-        store_scores(&mut scores[0]);
-        for group in 0..groups {
-            let has_next = group + 1 < groups;
-            if has_next {
-                multiply_by_keys(group + 1);
+        let queries = |first: usize| match block.packed_q {
+            Some(tiles) => tiles.as_ptr().cast::<u32>().add(first * group_pairs),
+            None => {
+                for group in groups_at(first) {
+                    pack(q, rows_of(group), head_dim, left.add((group - first) * group_pairs));
+                }
+                left.cast_const()
             }
-            let scores_of_rows = &mut scores[group % 2].assume_init_mut().0;
-            let of_group = |row| visible(group * TILE + row);
-            let cut = (!is_whole).then_some(&of_group as &dyn Fn(usize) -> Range<usize>);
-            softmax_rows_to_tiles(scores_of_rows, how, cut, &mut states[rows_of(group)], &mut p);
-            if has_next {
-                store_scores(&mut scores[(group + 1) % 2]);
+        };
+        let multiply_by_keys = |first: usize, queries: *const u32, column: usize| {
+            tiles.product(form_at(first, width), (queries, group_pairs), (k.0.add(column), k.1), head_dim);
+        };
+        let store_scores = |first: usize, column: usize| {
+            tiles.store(form_at(first, width), scores.cast::<f32>().add(column), KV_BLOCK_TOKENS);
+        };
+        let fold = |first: usize, column: usize, columns: usize, states: &[RowState]| {
+            for group in groups_at(first) {
+                let to = Sink {
+                    out: out.add(group * TILE * out_stride + column),
+                    stride: out_stride,
+                    states: Some(states[rows_of(group)].as_ptr()),
+                };
+                fold_rows(
+                    (values.add((group - first) * TILE * width), width),
+                    (rows_of(group).len(), columns / TILE),
+                    to,
+                );
             }
-            let to = values[group % 2].as_mut_ptr().cast::<f32>();
+        };
+        // Columns of values that are stored and not yet folded, and the group that they begin with.
+        let mut waiting = None;
+        let fold_waiting = |waiting: &mut Option<(usize, usize, usize)>, states: &[RowState]| {
+            if let Some((first, column, columns)) = waiting.take() {
+                fold(first, column, columns, states);
+            }
+        };
+        let first_queries = queries(0);
+        for column in (0..KV_BLOCK_TOKENS).step_by(width) {
+            multiply_by_keys(0, first_queries, column);
+            store_scores(0, column);
+        }
+        for first in (0..groups).step_by(GROUPS) {
+            let next = Some(first + GROUPS).filter(|&next| next < groups).map(|next| (next, queries(next)));
+            if let Some((next, queries)) = next {
+                multiply_by_keys(next, queries, 0);
+            }
+            if GROUPS == 1 {
+                fold_waiting(&mut waiting, states);
+            }
+            for group in groups_at(first) {
+                let of_group = |row| visible(group * TILE + row);
+                let cut = (!is_whole).then_some(&of_group as &dyn Fn(usize) -> Range<usize>);
+                let scores = &mut *scores.add(group - first);
+                softmax_rows_to_tiles(scores, how, cut, &mut states[rows_of(group)], &mut p[group - first]);
+                ahead();
+            }
+            if let Some((next, queries)) = next {
+                store_scores(next, 0);
+                for column in (width..KV_BLOCK_TOKENS).step_by(width) {
+                    multiply_by_keys(next, queries, column);
+                    fold_waiting(&mut waiting, states);
+                    store_scores(next, column);
+                }
+            }
             let mut column = 0;
             while column < v_head_dim {
-                let count = if v_head_dim - column >= 4 * TILE { 4 } else { 1 };
-                tiles.product(count, p.as_ptr().cast(), (v.0.add(column), v.1), KV_BLOCK_TOKENS);
-                tiles.store(count, to.add(column), v_head_dim);
-                column += count * TILE;
+                let form = form_at(first, v_head_dim - column);
+                let between = size_of::<ProbabilityTiles>() / size_of::<u32>();
+                tiles.product(form, (p.as_ptr().cast(), between), (v.0.add(column), v.1), KV_BLOCK_TOKENS);
+                fold_waiting(&mut waiting, states);
+                tiles.store(form, values, width);
+                waiting = Some((first, column, form.columns * TILE));
+                column += form.columns * TILE;
             }
-            if group > 0 {
-                fold(group - 1, &values[(group - 1) % 2], states);
-            }
-            ahead();
         }
-        fold(groups - 1, &values[(groups - 1) % 2], states);
+        fold_waiting(&mut waiting, states);
     }
 }
 
 /// # Safety
-/// `values` is as many rows of whole registers, one after the other; `to` has room for them, and a state for each.
+/// `values` is so many rows of one, two or four registers, so far apart; `to` has room for them, and a state for each.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,avx2,fma")]
-unsafe fn fold_rows(values: *const f32, (rows, columns): (usize, usize), to: Sink) {
+unsafe fn fold_rows(values: (*const f32, usize), (rows, registers): (usize, usize), to: Sink) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match registers {
+            4 => fold_rows_of::<4>(values, rows, to),
+            2 => fold_rows_of::<2>(values, rows, to),
+            _ => fold_rows_of::<1>(values, rows, to),
+        }
+    }
+}
+
+/// # Safety
+/// As [`fold_rows`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,avx2,fma")]
+unsafe fn fold_rows_of<const REGISTERS: usize>((values, stride): (*const f32, usize), rows: usize, to: Sink) {
     for row in 0..rows {
-        for column in (0..columns).step_by(TILE) {
+        for column in (0..REGISTERS).map(|register| register * TILE) {
             // SAFETY: the caller's promise.
-            unsafe { to.put(row, column, _mm512_loadu_ps(values.add(row * columns + column))) };
+            unsafe { to.put(row, column, _mm512_loadu_ps(values.add(row * stride + column))) };
         }
     }
 }
@@ -286,30 +372,39 @@ impl Tiles {
         Self { thread: PhantomData }
     }
 
-    /// Leaves sums of 16 rows times one or four times 16 columns in the first tiles, over `k` elements: tiles of `left`, one after the
-    /// other, and rows of pairs.
+    /// Leaves the sums of a form in the first tiles, over `k` elements: tiles of `left`, one after the other, those of a second group so many pairs
+    /// after the first's; and rows of pairs.
     ///
     /// # Safety
-    /// `left` is `k / 32` tiles, `b` is `k / 2` rows with these columns.
+    /// `left` has `k / 32` tiles for each group, `b` is `k / 2` rows with these columns.
     #[inline(always)]
-    unsafe fn product(&self, count: usize, left: *const u32, (b, b_stride): (*const u32, usize), k: usize) {
+    unsafe fn product(
+        &self,
+        form: Form,
+        (left, between): (*const u32, usize),
+        (b, b_stride): (*const u32, usize),
+        k: usize,
+    ) {
+        const PAIR: usize = size_of::<u32>();
         // The forms differ in the tiles of sums that they clear, and in what they load and multiply in a step.
         macro_rules! multiply {
             (clear: $($clear:literal)*; step: $($step:literal)*;) => {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller's promise; a form with one group does not name the second.
                 unsafe {
                     asm!(
                         $($clear,)*
                         "2:",
                         $($step,)*
                         "add {left}, 1024",
+                        "add {second}, 1024",
                         "add {b}, {b_step}",
                         "dec {steps}",
                         "jnz 2b",
                         left = inout(reg) left => _,
+                        second = inout(reg) left.wrapping_add(between) => _,
                         b = inout(reg) b => _,
-                        b_row = in(reg) b_stride * size_of::<u32>(),
-                        b_step = in(reg) b_stride * size_of::<u32>() * TILE,
+                        b_row = in(reg) b_stride * PAIR,
+                        b_step = in(reg) b_stride * PAIR * TILE,
                         steps = inout(reg) k / STEP => _,
                         row = in(reg) 64usize,
                         out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
@@ -319,42 +414,67 @@ impl Tiles {
                 }
             };
         }
-        if count == 4 {
-            multiply!(
+        match (form.groups, form.columns) {
+            (1, 4) => multiply!(
                 clear: "tilezero tmm0" "tilezero tmm1" "tilezero tmm2" "tilezero tmm3";
                 step: "tileloadd tmm4, [{left} + {row}]"
                     "tileloadd tmm5, [{b} + {b_row}]" "tdpbf16ps tmm0, tmm4, tmm5"
                     "tileloadd tmm6, [{b} + {b_row} + 64]" "tdpbf16ps tmm1, tmm4, tmm6"
                     "tileloadd tmm7, [{b} + {b_row} + 128]" "tdpbf16ps tmm2, tmm4, tmm7"
                     "tileloadd tmm5, [{b} + {b_row} + 192]" "tdpbf16ps tmm3, tmm4, tmm5";
-            );
-        } else {
-            multiply!(
+            ),
+            (2, 2) => multiply!(
+                clear: "tilezero tmm0" "tilezero tmm1" "tilezero tmm2" "tilezero tmm3";
+                step: "tileloadd tmm4, [{left} + {row}]"
+                    "tileloadd tmm6, [{b} + {b_row}]" "tdpbf16ps tmm0, tmm4, tmm6"
+                    "tileloadd tmm7, [{b} + {b_row} + 64]" "tdpbf16ps tmm1, tmm4, tmm7"
+                    "tileloadd tmm5, [{second} + {row}]" "tdpbf16ps tmm2, tmm5, tmm6" "tdpbf16ps tmm3, tmm5, tmm7";
+            ),
+            (2, 1) => multiply!(
+                clear: "tilezero tmm0" "tilezero tmm2";
+                step: "tileloadd tmm4, [{left} + {row}]"
+                    "tileloadd tmm6, [{b} + {b_row}]" "tdpbf16ps tmm0, tmm4, tmm6"
+                    "tileloadd tmm5, [{second} + {row}]" "tdpbf16ps tmm2, tmm5, tmm6";
+            ),
+            (1, 2) => multiply!(
+                clear: "tilezero tmm0" "tilezero tmm1";
+                step: "tileloadd tmm4, [{left} + {row}]"
+                    "tileloadd tmm6, [{b} + {b_row}]" "tdpbf16ps tmm0, tmm4, tmm6"
+                    "tileloadd tmm7, [{b} + {b_row} + 64]" "tdpbf16ps tmm1, tmm4, tmm7";
+            ),
+            _ => multiply!(
                 clear: "tilezero tmm0";
                 step: "tileloadd tmm4, [{left} + {row}]"
-                    "tileloadd tmm5, [{b} + {b_row}]" "tdpbf16ps tmm0, tmm4, tmm5";
-            );
+                    "tileloadd tmm6, [{b} + {b_row}]" "tdpbf16ps tmm0, tmm4, tmm6";
+            ),
         }
     }
 
-    /// Stores what [`Tiles::product`] left, as rows `stride` elements apart.
+    /// Stores what [`Tiles::product`] left, as rows `stride` elements apart, all of the first group before those of the second.
     ///
     /// # Safety
-    /// `to` has 16 rows of these columns. Since the product, nothing on this thread has used, configured or released tiles: the compiler never does.
+    /// `to` has 16 rows of these columns for each group. Since the product, nothing on this thread has used, configured or released tiles: the
+    /// compiler never does.
     #[inline(always)]
-    unsafe fn store(&self, count: usize, to: *mut f32, stride: usize) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            asm!("tilestored [{to} + {row}], tmm0", to = in(reg) to, row = in(reg) stride * size_of::<f32>(), options(nostack));
-            if count == 4 {
-                asm!(
-                    "tilestored [{to} + {row} + 64], tmm1",
-                    "tilestored [{to} + {row} + 128], tmm2",
-                    "tilestored [{to} + {row} + 192], tmm3",
-                    to = in(reg) to,
-                    row = in(reg) stride * size_of::<f32>(),
-                    options(nostack),
-                );
+    unsafe fn store(&self, form: Form, to: *mut f32, stride: usize) {
+        macro_rules! store {
+            ($to:expr, $($tile:literal)*) => {
+                // SAFETY: the caller's promise.
+                unsafe { asm!($($tile,)* to = in(reg) $to, row = in(reg) stride * size_of::<f32>(), options(nostack)) }
+            };
+        }
+        let second = to.wrapping_add(TILE * stride);
+        store!(to, "tilestored [{to} + {row}], tmm0");
+        if form.columns > 1 {
+            store!(to, "tilestored [{to} + {row} + 64], tmm1");
+        }
+        if form.columns > 2 {
+            store!(to, "tilestored [{to} + {row} + 128], tmm2" "tilestored [{to} + {row} + 192], tmm3");
+        }
+        if form.groups > 1 {
+            store!(second, "tilestored [{to} + {row}], tmm2");
+            if form.columns > 1 {
+                store!(second, "tilestored [{to} + {row} + 64], tmm3");
             }
         }
     }
@@ -437,7 +557,26 @@ impl Kernels for Amx {
         if rows < MIN_ROWS { self.vectors.score_columns(rows) } else { KV_BLOCK_TOKENS }
     }
     fn folds_blocks(self, layout: &KvLayout, rows: usize) -> bool {
-        self.reads_pairs(layout) && layout.v_head_dim <= MAX_COLUMNS && rows >= MIN_ROWS
+        self.reads_pairs(layout) && rows >= MIN_ROWS
+    }
+    fn pack_queries(self, q: Rows<'_>, head_dim: usize, tiles: &mut [f32]) -> bool {
+        let group = TILE * head_dim / 2;
+        let fits = (STEP..=MAX_K).contains(&head_dim)
+            && head_dim.is_multiple_of(STEP)
+            && q.rows.div_ceil(TILE) * group <= tiles.len()
+            && tiles.as_ptr().addr().is_multiple_of(64);
+        if fits {
+            assert!(q.rows == 0 || (q.rows - 1) * q.stride + head_dim <= q.data.len(), "left operand too short");
+            for (first, tiles) in (0..q.rows).step_by(TILE).zip(tiles.chunks_exact_mut(group)) {
+                let rows = first..(first + TILE).min(q.rows);
+                if rows.len() < TILE {
+                    tiles.fill(0.0);
+                }
+                // SAFETY: an `Amx` exists only after `detect` found all of it; rows and tiles were just checked.
+                unsafe { pack(q, rows, head_dim, tiles.as_mut_ptr().cast()) };
+            }
+        }
+        fits
     }
     fn fold_block(
         self,
@@ -450,14 +589,22 @@ impl Kernels for Amx {
         let BlockOperands { q, k, v, how, head_dim, v_head_dim, .. } = *block;
         let by_tiles = by_tiles(q, k, &(0..head_dim), &(0..KV_BLOCK_TOKENS))
             && by_tiles(q, v, &(0..KV_BLOCK_TOKENS), &(0..v_head_dim));
-        assert!(by_tiles && how.bf16 && v_head_dim <= MAX_COLUMNS, "a block that tiles do not take");
+        assert!(by_tiles && how.bf16, "a block that tiles do not take");
         assert_eq!(states.len(), q.rows, "one state per row");
         assert!((q.rows - 1) * q.stride + head_dim <= q.data.len(), "left operand too short");
         assert!((q.rows - 1) * out_stride + v_head_dim <= out.len(), "output too short");
+        let packed = q.rows.div_ceil(TILE) * TILE * head_dim / 2;
+        assert!(block.packed_q.is_none_or(|tiles| tiles.len() >= packed), "queries too short");
         k.check(head_dim, KV_BLOCK_TOKENS);
         v.check(KV_BLOCK_TOKENS, v_head_dim);
         // SAFETY: an `Amx` exists only after `detect` found all of it; every operand was just checked.
-        unsafe { fold_block(self, block, &visible, states, (out.as_mut_ptr(), out_stride), &mut ahead) };
+        unsafe {
+            let out = (out.as_mut_ptr(), out_stride);
+            match KV_BLOCK_TOKENS * (head_dim + v_head_dim) * size_of::<u16>() <= NEAR_BYTES {
+                true => fold_block::<1>(self, block, &visible, states, out, &mut ahead),
+                false => fold_block::<2>(self, block, &visible, states, out, &mut ahead),
+            }
+        };
     }
     fn softmax(self, scores: &mut [f32], visible: Range<usize>, how: &Softmax, state: &mut RowState) {
         self.vectors.softmax(scores, visible, how, state);

@@ -129,7 +129,8 @@ impl Kernels for Avx512 {
         self.0.unpack(source, k, columns, panel_k, panels);
     }
     fn round(self, row: &[f32], out: &mut [f32]) {
-        self.0.round(row, out);
+        // SAFETY: as in `softmax`.
+        unsafe { rows::round(row, out) }
     }
     fn finish(self, accumulated: &[f32], state: RowState, sink: Option<f32>, out: &mut [f32]) {
         self.0.finish(accumulated, state, sink, out);

@@ -1,4 +1,4 @@
-//! What happens to one row, sixteen values at a time, or to sixteen rows. Sums keep their eight lanes: the lower half of a register is added before the upper.
+//! What happens to one row, sixteen values at a time, or to sixteen rows.
 
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
@@ -7,7 +7,7 @@ use std::ops::Range;
 use crate::KV_BLOCK_TOKENS;
 use crate::kernels::lanes::{Values, combine};
 use crate::kernels::{OPERAND_FLOOR, RowState, Softmax};
-use crate::math::{Function, exp_unbounded, softcap};
+use crate::math::{Function, exp_of_score, exp_unbounded, softcap};
 
 /// Registers that hold the scores of one block.
 const COUNT: usize = KV_BLOCK_TOKENS / 16;
@@ -55,7 +55,8 @@ impl Values for Wide {
     }
     #[inline(always)]
     fn if_less(self, limit: Self, a: Self, b: Self) -> Self {
-        wide!(_mm512_mask_mov_ps(b.0, _mm512_cmp_ps_mask::<_CMP_LT_OQ>(self.0, limit.0), a.0))
+        // The opposite is asked: where `a` is zero, it then needs no instruction of its own.
+        wide!(_mm512_mask_mov_ps(a.0, _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(self.0, limit.0), b.0))
     }
     #[inline(always)]
     fn magnitude(self) -> Self {
@@ -82,6 +83,10 @@ impl Values for Wide {
         wide!(_mm512_scalef_ps(self.0, n.0))
     }
     #[inline(always)]
+    fn plus_exponent(self, n: Self, shifted: Self) -> Self {
+        self.times_power_of_two(n, shifted)
+    }
+    #[inline(always)]
     fn bf16_operand(self) -> Self {
         wide!({
             let bits = _mm512_castps_si512(self.0);
@@ -102,8 +107,7 @@ impl Values for Wide {
             let odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x1_0000));
             let sum = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
             let sum = _mm512_mask_add_epi32(sum, odd, sum, _mm512_set1_epi32(1));
-            let kept = _mm512_cmp_ps_mask::<_CMP_GE_OQ>(self.0, _mm512_set1_ps(OPERAND_FLOOR));
-            _mm512_castsi512_ps(_mm512_maskz_and_epi32(kept, sum, _mm512_set1_epi32(-0x1_0000)))
+            _mm512_castsi512_ps(_mm512_and_si512(sum, _mm512_set1_epi32(-0x1_0000)))
         })
     }
 }
@@ -196,13 +200,8 @@ impl Probabilities for ToTiles<'_> {
     unsafe fn put(&mut self, row: usize, _: &mut [f32; KV_BLOCK_TOKENS], values: [Wide; COUNT]) {
         // SAFETY: see [`Wide`]; who made this vouches for AVX-512 BF16. A row of a tile is 64 bytes.
         unsafe {
-            let floor = _mm512_set1_ps(OPERAND_FLOOR);
-            // The rounding is that of operands; only what is below their floor must be cleared before.
-            let mut kept = values;
-            for Wide(p) in &mut kept {
-                *p = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_GE_OQ>(*p, floor), *p);
-            }
-            for (tile, pair) in kept.as_chunks::<2>().0.iter().enumerate() {
+            // The rounding is that of operands, and nothing is below their floor.
+            for (tile, pair) in values.as_chunks::<2>().0.iter().enumerate() {
                 let words: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(pair[1].0, pair[0].0));
                 _mm512_store_si512((&raw mut (*self.0.as_mut_ptr()).0[tile][row]).cast(), words);
             }
@@ -272,24 +271,20 @@ unsafe fn softmax_rows<P: Probabilities>(
             unsafe { hide(scores, &visible(row)) };
         }
     }
-    let scale = Wide::splat(if is_scaled { 1.0 } else { how.scale });
+    let scale = if is_scaled { 1.0 } else { how.scale };
     // SAFETY: see [`Wide`]; four registers are the 64 scores of a row.
     unsafe {
-        let max = scale.times(maxima(scores));
+        let max = Wide::splat(scale).times(maxima(scores));
         let mut of_row = [0.0; ROWS];
         _mm512_storeu_ps(of_row.as_mut_ptr(), max.0);
+        let sums = match is_exact(scale) {
+            true => probabilities_of_rows::<true, P>(scores, scale, &of_row, to),
+            false => probabilities_of_rows::<false, P>(scores, scale, &of_row, to),
+        };
         let mut pairs = [_mm512_setzero_ps(); ROWS / 2];
-        for (pair, sums) in pairs.iter_mut().enumerate() {
-            let [first, second] = [2 * pair, 2 * pair + 1];
-            let a = probabilities_of(&scores[first], scale, of_row[lane(first)]);
-            let b = probabilities_of(&scores[second], scale, of_row[lane(second)]);
-            // Each row's eight sums are in its own half.
-            for (Wide(a), Wide(b)) in a.into_iter().zip(b) {
-                *sums = _mm512_add_ps(*sums, _mm512_shuffle_f32x4::<LOW_HALVES>(a, b));
-                *sums = _mm512_add_ps(*sums, _mm512_shuffle_f32x4::<HIGH_HALVES>(a, b));
-            }
-            to.put(first, &mut scores[first], a);
-            to.put(second, &mut scores[second], b);
+        for (pair, sums) in pairs.iter_mut().zip(sums.as_chunks::<2>().0) {
+            let (Wide(a), Wide(b)) = (sums[0], sums[1]);
+            *pair = _mm512_add_ps(_mm512_shuffle_f32x4::<LOW_HALVES>(a, b), _mm512_shuffle_f32x4::<HIGH_HALVES>(a, b));
         }
         let sum = Wide(combined::<false>(pairs));
         let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(sum.0, sum.0);
@@ -322,19 +317,59 @@ const fn lane(row: usize) -> usize {
     row % 4 * 4 + row / 4
 }
 
-/// `e^(scale * score - max)` of one row.
+/// The scores of a row.
 ///
 /// # Safety
 /// See [`Wide`].
 #[inline(always)]
-unsafe fn probabilities_of(scores: &[f32; KV_BLOCK_TOKENS], scale: Wide, max: f32) -> [Wide; COUNT] {
-    let mut values = [Wide::splat(max); COUNT];
-    for (i, value) in values.iter_mut().enumerate() {
-        // SAFETY: see [`Wide`]; each of the four registers is 16 of the 64 scores.
-        let score = Wide(unsafe { _mm512_loadu_ps(scores.as_ptr().add(16 * i)) });
-        *value = exp_unbounded(scale.times(score).minus(*value));
+unsafe fn load(scores: &[f32; KV_BLOCK_TOKENS]) -> [Wide; COUNT] {
+    let at = |i: usize| scores.as_ptr().wrapping_add(16 * i);
+    // SAFETY: see [`Wide`]; the four registers are the 64 scores.
+    unsafe {
+        [
+            Wide(_mm512_loadu_ps(at(0))),
+            Wide(_mm512_loadu_ps(at(1))),
+            Wide(_mm512_loadu_ps(at(2))),
+            Wide(_mm512_loadu_ps(at(3))),
+        ]
     }
-    values
+}
+
+/// Whether a score times this scale is exact: powers of two up to 1. (What becomes a denormal is not, but then `e` to its power is 1 anyway.)
+fn is_exact(scale: f32) -> bool {
+    /// The bits of the mantissa.
+    const MANTISSA: u32 = (1 << 23) - 1;
+    scale.is_normal() && scale <= 1.0 && scale.to_bits() & MANTISSA == 0
+}
+
+/// Hands the probabilities of all rows on, and returns the 16 sums of each row. `EXACT`: see [`is_exact`]; the product need not be rounded then.
+///
+/// # Safety
+/// See [`Wide`]; the CPU has what `to` asks for.
+#[inline(always)]
+unsafe fn probabilities_of_rows<const EXACT: bool, P: Probabilities>(
+    scores: &mut [[f32; KV_BLOCK_TOKENS]; ROWS],
+    scale: f32,
+    max: &[f32; ROWS],
+    to: &mut P,
+) -> [Wide; ROWS] {
+    let scale = <[Wide; COUNT]>::splat(scale);
+    let mut sums = [Wide::splat(0.0); ROWS];
+    for (row, (scores, sum)) in scores.iter_mut().zip(&mut sums).enumerate() {
+        let max = [Wide::splat(max[lane(row)]); COUNT];
+        // SAFETY: the caller's promise.
+        let values = unsafe { load(scores) };
+        let x = match EXACT {
+            true => scale.fma(values, <[Wide; COUNT]>::splat(0.0).minus(max)),
+            false => scale.times(values).minus(max),
+        };
+        let values = exp_of_score(x);
+        let [a, b, c, d] = values;
+        *sum = a.plus(b).plus(c).plus(d);
+        // SAFETY: the caller's promise.
+        unsafe { to.put(row, scores, values) };
+    }
+    sums
 }
 
 /// The largest score of each row, which is no NaN: one is passed over.
@@ -418,9 +453,24 @@ unsafe fn join<const MAX: bool>(a: __m512, b: __m512) -> __m512 {
 /// See [`Wide`].
 #[inline(always)]
 unsafe fn fold(states: &mut [RowState], block_max: Wide, block_sum: Wide) {
+    if let Ok(all) = <&mut [RowState; ROWS]>::try_from(&mut *states) {
+        // SAFETY: see [`Wide`].
+        return unsafe { fold_all(all, block_max, block_sum) };
+    }
     let mut all = [RowState::EMPTY; ROWS];
     all[..states.len()].copy_from_slice(states);
-    let memory: &mut [f32; 4 * ROWS] = bytemuck::cast_mut(&mut all);
+    // SAFETY: see [`Wide`].
+    unsafe { fold_all(&mut all, block_max, block_sum) };
+    states.copy_from_slice(&all[..states.len()]);
+}
+
+/// [`fold`] of 16 rows.
+///
+/// # Safety
+/// See [`Wide`].
+#[inline(always)]
+unsafe fn fold_all(states: &mut [RowState; ROWS], block_max: Wide, block_sum: Wide) {
+    let memory: &mut [f32; 4 * ROWS] = bytemuck::cast_mut(states);
     // SAFETY: see [`Wide`]; four registers are the states of 16 rows.
     unsafe {
         let four_rows = |j: usize| memory.as_ptr().wrapping_add(16 * j);
@@ -448,7 +498,23 @@ unsafe fn fold(states: &mut [RowState], block_max: Wide, block_sum: Wide) {
             _mm512_storeu_ps(to.add(16), _mm512_castpd_ps(_mm512_unpackhi_pd(max_sum, keep_take)));
         }
     }
-    states.copy_from_slice(&all[..states.len()]);
+}
+
+/// As [`crate::kernels::Kernels::round`].
+///
+/// # Safety
+/// As [`softmax`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma")]
+pub(super) unsafe fn round(row: &[f32], out: &mut [f32]) {
+    assert_eq!(row.len(), out.len(), "row lengths");
+    for (x, out) in row.chunks(16).zip(out.chunks_mut(16)) {
+        let lanes = first_lanes(x.len());
+        // SAFETY: see [`Wide`]; the lanes are those of both.
+        unsafe {
+            let value = Wide(_mm512_maskz_loadu_ps(lanes, x.as_ptr())).bf16_operand();
+            _mm512_mask_storeu_ps(out.as_mut_ptr(), lanes, value.0);
+        }
+    }
 }
 
 /// As [`crate::kernels::Kernels::map`].
@@ -532,25 +598,24 @@ fn probabilities<const BF16: bool>(
 ) -> f32 {
     // SAFETY: see [`Wide`]; each of the four registers is 16 of the 64 scores.
     unsafe {
-        let mut sum = _mm256_setzero_ps();
+        let mut sum = Wide::splat(0.0);
         for i in 0..COUNT {
             let at = scores.as_mut_ptr().add(16 * i);
             let mut s = Wide(_mm512_loadu_ps(at));
             if how.softcap.is_none() {
                 s = Wide::splat(how.scale).times(s);
             }
-            let p = exp_unbounded(s.minus(Wide::splat(max)));
+            let p = exp_of_score(s.minus(Wide::splat(max)));
             let mut p = Wide(_mm512_maskz_mov_ps(lanes(i, visible), p.0));
-            sum = _mm256_add_ps(sum, _mm512_castps512_ps256(p.0));
-            let upper = _mm512_extracti64x4_epi64::<1>(_mm512_castps_si512(p.0));
-            sum = _mm256_add_ps(sum, _mm256_castsi256_ps(upper));
+            sum = sum.plus(p);
             if BF16 {
                 p = p.bf16_operand_of_number();
             }
             _mm512_storeu_ps(at, p.0);
         }
+        let upper = _mm256_castsi256_ps(_mm512_extracti64x4_epi64::<1>(_mm512_castps_si512(sum.0)));
         let mut eight = [0.0; 8];
-        _mm256_storeu_ps(eight.as_mut_ptr(), sum);
+        _mm256_storeu_ps(eight.as_mut_ptr(), _mm256_add_ps(_mm512_castps512_ps256(sum.0), upper));
         combine(eight)
     }
 }
