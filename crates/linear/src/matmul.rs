@@ -168,6 +168,45 @@ pub fn linear_until(
     !stop.load(Ordering::Relaxed)
 }
 
+/// As [`linear_until`] with two weights of one shape, then `combine(gate.out, up.out)`: a gated unit, whose halves need not both go to memory.
+/// Afterwards `gate.out` holds what `combine` made of it, and `up.out` anything.
+///
+/// `combine` is called with some elements of both outputs at a time, from several threads, and sees each element once.
+///
+/// # Panics
+/// As [`linear`]; if the weights differ in shape.
+#[must_use]
+pub fn linear_gated_until(
+    x: &[f32],
+    rows: usize,
+    [gate, up]: [Output<'_>; 2],
+    combine: &(dyn Fn(&mut [f32], &[f32]) + Sync),
+    scratch: &mut [u8],
+    settings: Settings,
+    stop: &AtomicBool,
+) -> bool {
+    assert_eq!(gate.weight.out_features(), up.weight.out_features(), "gate and up differ in out_features");
+    let mut parts = [gate, up];
+    #[cfg(target_arch = "x86_64")]
+    if settings.isa == Isa::Amx && parts.iter().all(|part| part.weight.weight_type().multiplies_in_bf16()) {
+        let in_features = parts[0].weight.in_features();
+        check(x, rows, in_features, &parts);
+        let shapes = parts.iter().map(|part| (part.weight.weight_type(), part.weight.out_features()));
+        let plan = ScratchPlan::new(rows, in_features, shapes, settings);
+        if let (true, Some(amx)) = (plan.tiles > 0, kernels::Amx::detect()) {
+            let call = Call { x, in_features, plan, stop };
+            call.run_amx_gated(amx, &mut parts, combine, scratch_elements(scratch, plan));
+            return !stop.load(Ordering::Relaxed);
+        }
+    }
+    if !linear_until(x, rows, &mut parts, scratch, settings, stop) {
+        return false;
+    }
+    let [gate, up] = parts;
+    in_shares(up.out, 1, gate.out, 1, settings.threads.max(1), |up, gate| combine(gate, up));
+    true
+}
+
 /// Rows that one weight of [`linear_groups`] multiplies.
 #[derive(Debug)]
 pub struct Group<'a> {
@@ -330,6 +369,43 @@ impl Call<'_> {
         );
     }
 
+    /// Two parts in bf16 on tiles, combined.
+    #[cfg(target_arch = "x86_64")]
+    fn run_amx_gated(
+        &self,
+        amx: kernels::Amx,
+        parts: &mut [Output<'_>; 2],
+        combine: &(dyn Fn(&mut [f32], &[f32]) + Sync),
+        scratch: &mut [f32],
+    ) {
+        let (x_tiles, rest) = scratch.split_at_mut(self.plan.tiles);
+        let (_, tasks) = rest.split_at_mut(self.plan.padded);
+        let threads = self.plan.tasks;
+        let x_tiles = self.round_to_tiles(amx, x_tiles);
+        let none = Operand { data: &[], stride: 0 };
+        in_passes(
+            parts,
+            |_| true,
+            |_| none,
+            |pass| {
+                kernels::TiledProduct::new(pass, x_tiles, self.rows(), self.in_features, threads, self.stop)
+                    .gated(combine)
+                    .run(amx, threads, tasks);
+            },
+        );
+    }
+
+    /// `x` as tiles of operands.
+    #[cfg(target_arch = "x86_64")]
+    fn round_to_tiles<'b>(&self, amx: kernels::Amx, tiles: &'b mut [f32]) -> &'b [f32] {
+        let x_rows = 2 * kernels::TILE;
+        let block_elements = self.plan.tiles / self.rows().div_ceil(x_rows);
+        in_shares(self.x, x_rows * self.in_features, tiles, block_elements, self.plan.tasks, |x, out| {
+            amx.round_to_tiles(x, self.in_features, out);
+        });
+        tiles
+    }
+
     /// Parts in bf16 on tiles if the plan says so, all others on vectors.
     #[cfg(target_arch = "x86_64")]
     fn run_amx(&self, amx: kernels::Amx, parts: &mut [Output<'_>], scratch: &mut [f32]) {
@@ -339,12 +415,7 @@ impl Call<'_> {
         let (x_tiles, rest) = scratch.split_at_mut(self.plan.tiles);
         let (padded, tasks) = rest.split_at_mut(self.plan.padded);
         let threads = self.plan.tasks;
-        let x_rows = 2 * kernels::TILE;
-        let block_elements = self.plan.tiles / self.rows().div_ceil(x_rows);
-        in_shares(self.x, x_rows * self.in_features, x_tiles, block_elements, threads, |x, out| {
-            amx.round_to_tiles(x, self.in_features, out);
-        });
-        let x_tiles = &*x_tiles;
+        let x_tiles = self.round_to_tiles(amx, x_tiles);
         let none = Operand { data: &[], stride: 0 };
         in_passes(
             parts,

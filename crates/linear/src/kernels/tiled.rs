@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
 
-use super::part::{Part, find, panels};
+use super::part::{Combine, Part, find, panels};
 use super::tasks::{self, ITEMS_PER_TASK};
 use super::x86_64::{Amx, Micro, STEP, TILE, TILE_ELEMENTS, Tiles};
 use crate::layout::PANEL;
@@ -78,7 +78,6 @@ fn waiting_panels(rows: usize, in_features: usize) -> usize {
 }
 
 /// A product of `rows` rows with several weights, none of them f32.
-#[derive(Debug)]
 pub(crate) struct TiledProduct<'a> {
     parts: &'a [Option<Part<'a>>],
     /// Tiles, `[pair of row blocks][step][2 blocks of 16 rows]`.
@@ -88,6 +87,8 @@ pub(crate) struct TiledProduct<'a> {
     panels: usize,
     item_panels: usize,
     item_rows: usize,
+    /// Of a gated product, what becomes of the outputs of its two parts, which are of one width.
+    combine: Option<Combine<'a>>,
     /// Once set, nobody wants the result.
     stop: &'a AtomicBool,
 }
@@ -111,7 +112,20 @@ impl<'a> TiledProduct<'a> {
         // Items of fewer rows may keep `x` where the price was made for more; they need no more than was priced then.
         let most = if waiting_panels(rows.min(most_rows), in_features) > 2 { ITEM_PANELS / 2 } else { pairs };
         let item_panels = 2 * (pairs * row_ranges / wanted).clamp(1, most.max(1));
-        Self { parts, x, rows, in_features, panels, item_panels, item_rows, stop }
+        Self { parts, x, rows, in_features, panels, item_panels, item_rows, combine: None, stop }
+    }
+
+    /// Of the two parts, the first gets both outputs combined; the second, of the same width, is not written. Panels of the two take turns.
+    pub(crate) fn gated(self, combine: Combine<'a>) -> Self {
+        Self { combine: Some(combine), ..self }
+    }
+
+    /// Part and place in it of a panel.
+    fn find(&self, panel: usize) -> (&Part<'a>, usize) {
+        match (self.combine, &self.parts[panel % 2]) {
+            (Some(_), Some(part)) => (part, panel / 2),
+            _ => find(self.parts, panel),
+        }
     }
 
     /// Runs all items on at most `threads` tasks; `scratch` is [`TiledPlan::task`] elements for each.
@@ -176,7 +190,7 @@ impl<'a> TiledProduct<'a> {
         let all_steps = self.in_features.div_ceil(STEP);
         let (w0, w1) = weights.split_at_mut(weights.len() / 2);
         let (w0, w1) = (&mut w0[..steps * TILE_ELEMENTS], &mut w1[..steps * TILE_ELEMENTS]);
-        let columns = panels.clone().map(|panel| Columns::new(find(self.parts, panel)));
+        let columns = panels.clone().map(|panel| Columns::new(self.find(panel)));
         let mut targets = [None, None];
         for ((target, columns), w) in targets.iter_mut().zip(columns).zip([&mut *w0, &mut *w1]) {
             let (weight, panel) = (columns.part.weight, columns.panel);
@@ -192,7 +206,8 @@ impl<'a> TiledProduct<'a> {
         let mut finished = Sums([0.0; 4 * TILE_ELEMENTS]);
         for (i, row) in rows.clone().step_by(2 * TILE).enumerate() {
             if last {
-                for columns in targets.iter().flatten() {
+                let written = if self.combine.is_some() { 1 } else { 2 };
+                for columns in targets.iter().flatten().take(written) {
                     columns.fetch(amx, row, (2 * TILE).min(rows.end - row));
                 }
             }
@@ -210,6 +225,19 @@ impl<'a> TiledProduct<'a> {
             // SAFETY: `finished` and, where there is more than one block of `k`, each four tiles of `sums` are ours.
             unsafe { micro.run(tiles) };
             if !last {
+                continue;
+            }
+            if let (Some(combine), [Some(gate), Some(up)]) = (self.combine, &targets) {
+                for (block, sums) in finished.0.as_chunks::<{ 2 * TILE_ELEMENTS }>().0.iter().enumerate() {
+                    let row = row + block * TILE;
+                    if row < rows.end {
+                        let ([gate_sums, up_sums], _) = sums.as_chunks::<TILE_ELEMENTS>() else { unreachable!() };
+                        // SAFETY: this panel and these rows are this call's alone.
+                        unsafe {
+                            gate.finish_gated(amx, (gate_sums, up_sums), up, combine, row, TILE.min(rows.end - row))
+                        };
+                    }
+                }
                 continue;
             }
             for (tile, sums) in finished.0.as_chunks::<TILE_ELEMENTS>().0.iter().enumerate() {
@@ -251,6 +279,32 @@ impl<'p, 'a> Columns<'p, 'a> {
         let stride = self.part.weight.out_features();
         let out = self.part.out.row(row * stride + self.panel * PANEL, (rows - 1) * stride + self.count);
         amx.fetch_output(out, rows, self.count, stride);
+    }
+
+    /// Combines what is finished of this panel and of the one of the other part, and writes it here.
+    ///
+    /// # Safety
+    /// These rows of this panel are the caller's alone.
+    unsafe fn finish_gated(
+        &self,
+        amx: Amx,
+        (gate_sums, up_sums): (&[f32; TILE_ELEMENTS], &[f32; TILE_ELEMENTS]),
+        up: &Self,
+        combine: Combine<'_>,
+        row: usize,
+        rows: usize,
+    ) {
+        let (mut gate_tile, mut up_tile) = ([0.0; TILE_ELEMENTS], [0.0; TILE_ELEMENTS]);
+        let whole = (rows, PANEL);
+        // SAFETY: both tiles have room, and are ours; the output is in bounds, as `row` checks, and the caller's alone.
+        unsafe {
+            amx.finish(gate_sums, &self.bias, whole, gate_tile.as_mut_ptr(), PANEL);
+            amx.finish(up_sums, &up.bias, whole, up_tile.as_mut_ptr(), PANEL);
+            combine(&mut gate_tile[..rows * PANEL], &up_tile[..rows * PANEL]);
+            let stride = self.part.weight.out_features();
+            let out = self.part.out.row(row * stride + self.panel * PANEL, (rows - 1) * stride + self.count);
+            amx.store(&gate_tile, (rows, self.count), out, stride);
+        }
     }
 
     /// # Safety

@@ -3,7 +3,7 @@
 use plimsoll_linear::{Isa, PackedWeight, Settings, WeightType, reference};
 use proptest::prelude::*;
 
-use crate::cases::{Random, assert_same_bits, garbage, packed, product, simple, stored};
+use crate::cases::{Random, assert_same_bits, garbage, gated, packed, product, simple, stored};
 use crate::packing::{any_type, in_features};
 
 proptest! {
@@ -49,6 +49,31 @@ proptest! {
                 let case = format_args!("part {part} of {types:?}, k {k}, {rows} rows, {threads} threads").to_string();
                 assert_same_bits(got, want, &case);
             }
+        }
+    }
+
+    #[test]
+    fn a_gated_product_is_two_products_combined(
+        types in [any_type(), any_type()], raw in 1usize..700, n in 1usize..90, rows in 1usize..=150, threads in 1usize..=4, biases: [bool; 2], seed: u64,
+    ) {
+        // Sees which is which, and whether an element was seen twice.
+        fn combine(gate: &mut [f32], up: &[f32]) {
+            assert_eq!(gate.len(), up.len());
+            gate.iter_mut().zip(up).for_each(|(gate, up)| *gate = gate.mul_add(0.5, *up));
+        }
+        let mut random = Random::new(seed);
+        let block = types.map(|ty| ty.block_elements()).into_iter().max().unwrap_or(1);
+        let k = if block == 1 { raw } else { raw.next_multiple_of(block) };
+        let weights = types.map(|ty| packed(ty, n, k, &stored(ty, n, k, &mut random)));
+        let biases = biases.map(|with_bias| with_bias.then(|| random.vector(n)));
+        let parts = [0, 1].map(|i| (&weights[i], biases[i].as_deref()));
+        let x = random.vector(rows * k);
+        for isa in Isa::available() {
+            let outs = product(&x, rows, &parts, Settings { isa, threads: 1 });
+            let mut want = outs[0].clone();
+            combine(&mut want, &outs[1]);
+            let got = gated(&x, rows, parts, combine, Settings { isa, threads });
+            assert_same_bits(&got, &want, &format_args!("{types:?}, {rows} x {k} x {n}, {threads} threads on {isa}"));
         }
     }
 }

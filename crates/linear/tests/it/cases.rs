@@ -1,7 +1,9 @@
 //! Random weights and inputs, and one way to call the product.
 
+use std::sync::atomic::AtomicBool;
+
 use half::f16;
-use plimsoll_linear::{Isa, Output, PackedWeight, Settings, WeightType, linear, scratch_bytes};
+use plimsoll_linear::{Isa, Output, PackedWeight, Settings, WeightType, linear, linear_gated_until, scratch_bytes};
 
 /// xorshift64*: small, seeded, the same everywhere.
 pub(crate) struct Random(u64);
@@ -114,6 +116,26 @@ pub(crate) fn product(
     let bytes = scratch_bytes(rows, parts[0].0.in_features(), &shapes, settings);
     with_scratch(bytes, |scratch| linear(x, rows, &mut outputs, scratch, settings));
     outs
+}
+
+/// A gated product: what `combine` makes of both outputs, which start as NaN.
+pub(crate) fn gated(
+    x: &[f32],
+    rows: usize,
+    [gate, up]: [(&PackedWeight, Option<&[f32]>); 2],
+    combine: impl Fn(&mut [f32], &[f32]) + Sync,
+    settings: Settings,
+) -> Vec<f32> {
+    let shapes = [gate, up].map(|(weight, _)| (weight.weight_type(), weight.out_features()));
+    let [mut gate_out, mut up_out] = shapes.map(|(_, n)| vec![f32::NAN; rows * n]);
+    let outputs = [
+        Output { weight: gate.0, bias: gate.1, out: &mut gate_out },
+        Output { weight: up.0, bias: up.1, out: &mut up_out },
+    ];
+    with_scratch(scratch_bytes(rows, gate.0.in_features(), &shapes, settings), |scratch| {
+        assert!(linear_gated_until(x, rows, outputs, &combine, scratch, settings, &AtomicBool::new(false)));
+    });
+    gate_out
 }
 
 /// One weight without bias on one thread.

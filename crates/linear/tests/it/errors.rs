@@ -1,8 +1,11 @@
 //! What is refused, and with which numbers.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::AtomicBool;
 
-use plimsoll_linear::{Error, Isa, Output, PackedWeight, Packer, Settings, WeightType, linear, scratch_bytes};
+use plimsoll_linear::{
+    Error, Isa, Output, PackedWeight, Packer, Settings, WeightType, linear, linear_gated_until, scratch_bytes,
+};
 
 use crate::cases::{AlignedBytes, Random, packed, stored};
 
@@ -75,6 +78,20 @@ fn scratch_must_be_long_enough_and_aligned() {
     assert_eq!(run(0..bytes), Ok(()));
     assert_eq!(run(0..bytes - 1), Err(format!("{} bytes of scratch, {bytes} needed", bytes - 1)));
     assert_eq!(run(4..bytes + 4), Err("scratch is not 64-byte aligned".to_owned()));
+}
+
+#[test]
+fn the_halves_of_a_gated_product_must_have_one_shape() {
+    let weights = [16, 17].map(|n| packed(WeightType::F32, n, 2, &stored(WeightType::F32, n, 2, &mut Random::new(1))));
+    let (mut gate, mut up) = ([0.0; 16], [0.0; 17]);
+    let outputs = [
+        Output { weight: &weights[0], bias: None, out: &mut gate },
+        Output { weight: &weights[1], bias: None, out: &mut up },
+    ];
+    let run = || linear_gated_until(&[1.0; 2], 1, outputs, &|_, _| (), &mut [], SETTINGS, &AtomicBool::new(false));
+    let panic = catch_unwind(AssertUnwindSafe(run)).unwrap_err();
+    let message = panic.downcast::<String>().unwrap();
+    assert!(message.contains("gate and up differ in out_features"), "{message}");
 }
 
 #[test]

@@ -102,6 +102,22 @@ impl Amx {
         }
     }
 
+    /// Writes `rows` rows of `columns` columns of a tile to `out`, `stride` apart.
+    ///
+    /// # Safety
+    /// These elements of `out` are the caller's alone.
+    pub(crate) unsafe fn store(
+        self,
+        tile: &[f32; TILE_ELEMENTS],
+        (rows, columns): (usize, usize),
+        out: *mut f32,
+        stride: usize,
+    ) {
+        assert!(rows <= TILE && columns <= PANEL, "more than a tile");
+        // SAFETY: an `Amx` exists only after `detect` found the instructions; the output is the caller's promise.
+        unsafe { store_tile(tile, None, (rows, columns), out, stride) }
+    }
+
     /// Adds `bias` to a tile of sums, makes NaNs canonical, and writes `rows` rows of `columns` columns to `out`, `stride` apart.
     ///
     /// # Safety
@@ -116,7 +132,7 @@ impl Amx {
     ) {
         assert!(rows <= TILE && columns <= PANEL, "more than a tile");
         // SAFETY: an `Amx` exists only after `detect` found the instructions; the output is the caller's promise.
-        unsafe { finish_tile(sums, bias, (rows, columns), out, stride) }
+        unsafe { store_tile(sums, Some(bias), (rows, columns), out, stride) }
     }
 }
 
@@ -220,12 +236,14 @@ unsafe fn round_block(x: &[f32], in_features: usize, out: *mut f32) {
     }
 }
 
+/// [`Amx::finish`] with a bias, [`Amx::store`] without.
+///
 /// # Safety
-/// As [`Amx::finish`], with at most 16 rows and columns.
+/// As theirs, with at most 16 rows and columns.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn finish_tile(
+unsafe fn store_tile(
     sums: &[f32; TILE_ELEMENTS],
-    bias: &[f32; PANEL],
+    bias: Option<&[f32; PANEL]>,
     (rows, columns): (usize, usize),
     out: *mut f32,
     stride: usize,
@@ -233,9 +251,10 @@ unsafe fn finish_tile(
     let lanes = if columns == PANEL { !0 } else { (1u16 << columns) - 1 };
     // SAFETY: a tile has 16 rows of 16 sums, a bias has 16 floats; the output is the caller's promise.
     unsafe {
-        let bias = _mm512_loadu_ps(bias.as_ptr());
+        let bias = bias.map(|bias| _mm512_loadu_ps(bias.as_ptr()));
         for r in 0..rows {
-            let sum = finish(_mm512_loadu_ps(sums.as_ptr().wrapping_add(r * PANEL)), bias);
+            let sum = _mm512_loadu_ps(sums.as_ptr().wrapping_add(r * PANEL));
+            let sum = bias.map_or(sum, |bias| finish(sum, bias));
             _mm512_mask_storeu_ps(out.wrapping_add(r * stride), lanes, sum);
         }
     }

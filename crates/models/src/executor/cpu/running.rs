@@ -12,7 +12,7 @@ use crate::{
     },
     kernels::{
         arena::{Arena, OPERANDS},
-        elementwise, norm, rope,
+        elementwise, for_rows, norm, rope,
     },
     model::{Constant, Model},
 };
@@ -22,7 +22,8 @@ use plimsoll_kvcache::BlockTable;
 use plimsoll_linear::PackedWeight;
 use plimsoll_prefill::CancelToken;
 use plimsoll_program::{
-    ArenaLayout, ChainId, Condition, DType, DeltaOperands, Dims, LinearPart, Op, Program, Slot, SlotKind, Step,
+    Activation, ArenaLayout, ChainId, Condition, DType, DeltaOperands, Dims, LinearPart, Op, Program, Slot, SlotKind,
+    Step,
 };
 use smallvec::SmallVec;
 use std::ops::Range;
@@ -37,6 +38,13 @@ pub(super) fn byte_range(program: &Program, layout: &ArenaLayout, slot: Slot, di
 
 fn as_usize(bytes: u64) -> usize {
     usize::try_from(bytes).expect("the arena fits the address space")
+}
+
+/// A product with two weights, and the gated unit that is made of its outputs.
+struct Gated<'p> {
+    x: Slot,
+    parts: [&'p LinearPart; 2],
+    activation: Activation,
 }
 
 /// One pass under way.
@@ -55,7 +63,7 @@ pub(super) struct Running<'p, 's, O> {
     pub(super) observer: &'p mut O,
 }
 
-impl<O: StepObserver> Running<'_, '_, O> {
+impl<'p, O: StepObserver> Running<'p, '_, O> {
     pub(super) fn write_inputs(&mut self, wanted: LogitRows) {
         let ports = self.model.architecture().ports;
         let ranges = [ports.ids, ports.positions, ports.logit_rows].map(|slot| self.range(slot));
@@ -77,6 +85,8 @@ impl<O: StepObserver> Running<'_, '_, O> {
 
     pub(super) fn chain(&mut self, chain: ChainId, depth: usize) -> Result<(), ExecError> {
         let program = self.program;
+        // Whether the present step was done with the one before it.
+        let mut done = false;
         for (index, step) in program.chain(chain).steps().iter().enumerate() {
             if self.cancel.is_cancelled() {
                 return Err(ExecError::Cancelled);
@@ -84,13 +94,37 @@ impl<O: StepObserver> Running<'_, '_, O> {
             let span = tracing::trace_span!("step", step = index, op = step.op.name(), rows = self.dims.rows);
             let _entered = span.enter();
             self.live.written(program, step);
-            self.step(step, depth)?;
+            done = match self.gated_with_next(chain, index).filter(|_| !done) {
+                Some(gated) => {
+                    self.linear_gated(step, &gated)?;
+                    true
+                }
+                None => {
+                    if !done {
+                        self.step(step, depth)?;
+                    }
+                    false
+                }
+            };
             if O::ENABLED {
                 self.observe(step, index, depth);
             }
             self.live.released(program.release(chain, index));
         }
         Ok(())
+    }
+
+    /// The gated unit that the next step makes of both outputs of this one, in place of the first, if nothing else reads them: one call can do
+    /// both steps then, and the second output need not go to memory. Who watches each step sees each step.
+    fn gated_with_next(&self, chain: ChainId, index: usize) -> Option<Gated<'p>> {
+        let steps = self.program.chain(chain).steps();
+        let (Op::Linear { x, parts }, Some(next)) = (&steps[index].op, steps.get(index + 1)) else { return None };
+        let ([a, b], &Op::Glu { gate, up, activation, out }) = (&parts[..], &next.op) else { return None };
+        let is_one = !O::ENABLED
+            && (a.out, b.out) == (gate, up)
+            && self.range(gate) == self.range(out)
+            && self.program.release(chain, index + 1).contains(&up);
+        is_one.then_some(Gated { x: *x, parts: [a, b], activation })
     }
 
     fn observe(&mut self, step: &Step, index: usize, depth: usize) {
@@ -163,11 +197,12 @@ impl<O: StepObserver> Running<'_, '_, O> {
                 let ranges = ([self.range(*ids)], [self.range(*out)]);
                 let width = self.program.slot(*out).extent.width();
                 let ([ids], [out]) = self.arena.borrow(ranges.0, ranges.1);
-                let table = Self::matrix(self.model, *table);
-                let rows = cast_slice_mut::<u8, f32>(out).chunks_exact_mut(width);
-                for (row, &id) in rows.zip(cast_slice::<u8, u32>(ids)) {
-                    table.dequantize_row(id as usize, row);
-                }
+                let (table, ids) = (Self::matrix(self.model, *table), cast_slice::<u8, u32>(ids));
+                for_rows(cast_slice_mut(out), width, threads, |first, out| {
+                    for (row, &id) in out.chunks_exact_mut(width).zip(&ids[first..]) {
+                        table.dequantize_row(id as usize, row);
+                    }
+                });
             }
             Op::Linear { x, parts } => self.linear(step, *x, parts)?,
             Op::RmsNorm { x, weight, eps, out } => {
@@ -275,6 +310,29 @@ impl<O: StepObserver> Running<'_, '_, O> {
         let (from, to) = if into_stacked { (single, row) } else { (row, single) };
         let ([from], [to]) = self.arena.borrow([from], [to]);
         to.copy_from_slice(from);
+    }
+
+    /// A product with two weights and the gated unit that the next step makes of it.
+    fn linear_gated(&mut self, step: &Step, gated: &Gated<'_>) -> Result<(), ExecError> {
+        let &Gated { x, parts, activation } = gated;
+        let (rows, isa) = (self.program.slot(x).extent.rows(&self.dims), self.settings.attention_isa);
+        let writes = [self.range(parts[0].out), self.range(parts[1].out), self.scratch(step)];
+        let ([x], [gate, up, scratch]) = self.arena.borrow([self.range(x)], writes);
+        let output = |part: &LinearPart, out| plimsoll_linear::Output {
+            weight: Self::matrix(self.model, part.weight),
+            bias: part.bias.map(|bias| Self::vector(self.model, bias)),
+            out: cast_slice_mut(out),
+        };
+        let is_whole = plimsoll_linear::linear_gated_until(
+            cast_slice(x),
+            rows,
+            [output(parts[0], gate), output(parts[1], up)],
+            &|gate, up| elementwise::glu(gate, up, activation, isa, 1),
+            scratch,
+            self.settings.linear(),
+            self.cancel.flag(),
+        );
+        if is_whole { Ok(()) } else { Err(ExecError::Cancelled) }
     }
 
     fn linear(&mut self, step: &Step, x: Slot, parts: &[LinearPart]) -> Result<(), ExecError> {
