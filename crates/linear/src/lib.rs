@@ -19,7 +19,7 @@ pub use candle::PackedLinear;
 pub use error::Error;
 pub use isa::{Isa, Settings};
 pub use matmul::{
-    Group, Output, group_scratch_bytes, linear, linear_gated_until, linear_groups, linear_until, scratch_bytes,
+    Combine, Group, Output, group_scratch_bytes, linear, linear_gated_until, linear_groups, linear_until, scratch_bytes,
 };
 pub use number::bf16_operand;
 pub use packed::{PackedWeight, Packer};

@@ -168,10 +168,13 @@ pub fn linear_until(
     !stop.load(Ordering::Relaxed)
 }
 
+/// What becomes of some elements of two outputs, in place of the first: the same whatever elements it is given at a time.
+pub type Combine<'a> = &'a (dyn Fn(&mut [f32], &[f32]) + Sync);
+
 /// As [`linear_until`] with two weights of one shape, then `combine(gate.out, up.out)`: a gated unit, whose halves need not both go to memory.
 /// Afterwards `gate.out` holds what `combine` made of it, and `up.out` anything.
 ///
-/// `combine` is called with some elements of both outputs at a time, from several threads, and sees each element once.
+/// `combine` is called from several threads, and sees each element once.
 ///
 /// # Panics
 /// As [`linear`]; if the weights differ in shape.
@@ -180,7 +183,7 @@ pub fn linear_gated_until(
     x: &[f32],
     rows: usize,
     [gate, up]: [Output<'_>; 2],
-    combine: &(dyn Fn(&mut [f32], &[f32]) + Sync),
+    combine: Combine<'_>,
     scratch: &mut [u8],
     settings: Settings,
     stop: &AtomicBool,
@@ -371,13 +374,7 @@ impl Call<'_> {
 
     /// Two parts in bf16 on tiles, combined.
     #[cfg(target_arch = "x86_64")]
-    fn run_amx_gated(
-        &self,
-        amx: kernels::Amx,
-        parts: &mut [Output<'_>; 2],
-        combine: &(dyn Fn(&mut [f32], &[f32]) + Sync),
-        scratch: &mut [f32],
-    ) {
+    fn run_amx_gated(&self, amx: kernels::Amx, parts: &mut [Output<'_>; 2], combine: Combine<'_>, scratch: &mut [f32]) {
         let (x_tiles, rest) = scratch.split_at_mut(self.plan.tiles);
         let (_, tasks) = rest.split_at_mut(self.plan.padded);
         let threads = self.plan.tasks;

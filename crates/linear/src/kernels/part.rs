@@ -4,9 +4,6 @@ use std::marker::PhantomData;
 
 use crate::PackedWeight;
 
-/// What a gated product makes of its two outputs, in place of the first; the same whatever elements it is given at a time.
-pub(crate) type Combine<'a> = &'a (dyn Fn(&mut [f32], &[f32]) + Sync);
-
 /// Operands of `x`, ready to multiply: row `r` begins at `data[r * stride]`, padded with a zero if `k` is odd.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Operand<'a> {

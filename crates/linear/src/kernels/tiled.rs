@@ -6,9 +6,10 @@
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
 
-use super::part::{Combine, Part, find, panels};
+use super::part::{Part, find, panels};
 use super::tasks::{self, ITEMS_PER_TASK};
 use super::x86_64::{Amx, Micro, STEP, TILE, TILE_ELEMENTS, Tiles};
+use crate::Combine;
 use crate::layout::PANEL;
 
 /// Most rows of `k` in a block. Two panels of it take 20 KiB and the rows of `x` that go by in between as much again, so the panels stay in
