@@ -228,7 +228,8 @@ impl<K: Kernels> Tile<'_, K> {
         to.states[..count].fill(RowState::EMPTY);
     }
 
-    /// Lays the queries out for kernels that take a block in one call, where they have room.
+    /// Lays the queries out for kernels that take a block in one call, where they have room. Only what reads pairs as they are stored leaves the
+    /// panels alone afterwards.
     fn pack_queries(&self, bench: &mut Bench<'_>, rows: &TileRows<'_>) {
         let layout = self.call.keys.layout();
         let q = Rows { data: rows.q, stride: layout.head_dim, rows: self.rows.len() };

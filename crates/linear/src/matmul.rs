@@ -11,6 +11,8 @@ const SCRATCH_ALIGN: usize = 64;
 const PARTS_PER_PASS: usize = 8;
 /// Elements of `x` below which one task rounds them all.
 const INLINE_ROUNDING: usize = 1 << 15;
+/// Elements below which one task combines two outputs.
+const INLINE_COMBINING: usize = 1 << 14;
 /// What is never set.
 static NEVER: AtomicBool = AtomicBool::new(false);
 
@@ -156,7 +158,7 @@ pub fn linear_until(
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => kernels::Avx512::detect().map(|kernel| call.run(kernel, parts, scratch)).is_some(),
         #[cfg(target_arch = "x86_64")]
-        Isa::Amx => kernels::Amx::detect().map(|amx| call.run_amx(amx, parts, scratch)).is_some(),
+        Isa::Amx => kernels::Amx::detect().map(|amx| call.run_amx(amx, parts, None, scratch)).is_some(),
         #[cfg(not(target_arch = "x86_64"))]
         Isa::Avx2 | Isa::Avx512 | Isa::Amx => false,
         #[cfg(target_arch = "aarch64")]
@@ -174,7 +176,7 @@ pub type Combine<'a> = &'a (dyn Fn(&mut [f32], &[f32]) + Sync);
 /// As [`linear_until`] with two weights of one shape, then `combine(gate.out, up.out)`: a gated unit, whose halves need not both go to memory.
 /// Afterwards `gate.out` holds what `combine` made of it, and `up.out` anything.
 ///
-/// `combine` is called from several threads, and sees each element once.
+/// `combine` is called from several threads. It sees each element once, and perhaps some that belong to neither output.
 ///
 /// # Panics
 /// As [`linear`]; if the weights differ in shape.
@@ -198,7 +200,7 @@ pub fn linear_gated_until(
         let plan = ScratchPlan::new(rows, in_features, shapes, settings);
         if let (true, Some(amx)) = (plan.tiles > 0, kernels::Amx::detect()) {
             let call = Call { x, in_features, plan, stop };
-            call.run_amx_gated(amx, &mut parts, combine, scratch_elements(scratch, plan));
+            call.run_amx(amx, &mut parts, Some(combine), scratch_elements(scratch, plan));
             return !stop.load(Ordering::Relaxed);
         }
     }
@@ -206,7 +208,7 @@ pub fn linear_gated_until(
         return false;
     }
     let [gate, up] = parts;
-    in_shares(up.out, 1, gate.out, 1, settings.threads.max(1), |up, gate| combine(gate, up));
+    in_shares(up.out, 1, gate.out, 1, settings.threads.max(1), INLINE_COMBINING, |up, gate| combine(gate, up));
     true
 }
 
@@ -372,40 +374,28 @@ impl Call<'_> {
         );
     }
 
-    /// Two parts in bf16 on tiles, combined.
-    #[cfg(target_arch = "x86_64")]
-    fn run_amx_gated(&self, amx: kernels::Amx, parts: &mut [Output<'_>; 2], combine: Combine<'_>, scratch: &mut [f32]) {
-        let (x_tiles, rest) = scratch.split_at_mut(self.plan.tiles);
-        let (_, tasks) = rest.split_at_mut(self.plan.padded);
-        let threads = self.plan.tasks;
-        let x_tiles = self.round_to_tiles(amx, x_tiles);
-        let none = Operand { data: &[], stride: 0 };
-        in_passes(
-            parts,
-            |_| true,
-            |_| none,
-            |pass| {
-                kernels::TiledProduct::new(pass, x_tiles, self.rows(), self.in_features, threads, self.stop)
-                    .gated(combine)
-                    .run(amx, threads, tasks);
-            },
-        );
-    }
-
     /// `x` as tiles of operands.
     #[cfg(target_arch = "x86_64")]
     fn round_to_tiles<'b>(&self, amx: kernels::Amx, tiles: &'b mut [f32]) -> &'b [f32] {
         let x_rows = 2 * kernels::TILE;
         let block_elements = self.plan.tiles / self.rows().div_ceil(x_rows);
-        in_shares(self.x, x_rows * self.in_features, tiles, block_elements, self.plan.tasks, |x, out| {
-            amx.round_to_tiles(x, self.in_features, out);
-        });
+        in_shares(
+            self.x,
+            x_rows * self.in_features,
+            tiles,
+            block_elements,
+            self.plan.tasks,
+            INLINE_ROUNDING,
+            |x, out| {
+                amx.round_to_tiles(x, self.in_features, out);
+            },
+        );
         tiles
     }
 
-    /// Parts in bf16 on tiles if the plan says so, all others on vectors.
+    /// Parts in bf16 on tiles if the plan says so, all others on vectors. Two of the former are combined, if `combine` is there.
     #[cfg(target_arch = "x86_64")]
-    fn run_amx(&self, amx: kernels::Amx, parts: &mut [Output<'_>], scratch: &mut [f32]) {
+    fn run_amx(&self, amx: kernels::Amx, parts: &mut [Output<'_>], combine: Option<Combine<'_>>, scratch: &mut [f32]) {
         if self.plan.tiles == 0 {
             return self.run(amx.vectors(), parts, scratch);
         }
@@ -420,6 +410,7 @@ impl Call<'_> {
             |_| none,
             |pass| {
                 kernels::TiledProduct::new(pass, x_tiles, self.rows(), self.in_features, threads, self.stop)
+                    .combined(combine)
                     .run(amx, threads, tasks);
             },
         );
@@ -475,20 +466,21 @@ fn prepare(
             padding[0] = 0.0;
         }
     };
-    in_shares(x, in_features, out, stride, threads, convert_rows);
+    in_shares(x, in_features, out, stride, threads, INLINE_ROUNDING, convert_rows);
 }
 
-/// Calls `convert` with whole rows of `from` and `to` (the last row of `from` may be shorter), on several threads if there is much to do.
+/// Calls `convert` with whole rows of `from` and `to` (the last row of `from` may be shorter), on several threads from `least` elements on.
 fn in_shares(
     from: &[f32],
     from_row: usize,
     to: &mut [f32],
     to_row: usize,
     threads: usize,
+    least: usize,
     convert: impl Fn(&[f32], &mut [f32]) + Sync,
 ) {
     let rows = from.len().div_ceil(from_row);
-    if threads == 1 || rows == 1 || from.len() < INLINE_ROUNDING {
+    if threads == 1 || rows == 1 || from.len() < least {
         return convert(from, to);
     }
     let share = rows.div_ceil(threads);

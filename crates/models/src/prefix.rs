@@ -14,7 +14,7 @@ use std::{
 };
 
 /// Version of the contract on the order of sums. It changes with any change of a result's bits, and blocks of another version are not used.
-pub const CONTRACT_VERSION: u32 = 1;
+pub const CONTRACT_VERSION: u32 = 2;
 
 /// Bytes of weights that are hashed at once. The hash depends on it.
 const LEAF_BYTES: usize = 4 << 20;

@@ -99,13 +99,6 @@ impl Values for Register {
         }))
     }
     #[inline(always)]
-    fn plus_exponent(self, _: Self, shifted: Self) -> Self {
-        register!(self.map2(shifted, |x, shifted| {
-            let exponent = vshlq_n_u32::<23>(vreinterpretq_u32_f32(shifted));
-            vreinterpretq_f32_u32(vaddq_u32(vreinterpretq_u32_f32(x), exponent))
-        }))
-    }
-    #[inline(always)]
     fn bf16_operand(self) -> Self {
         register!(self.map(|x| {
             let bits = vreinterpretq_u32_f32(x);

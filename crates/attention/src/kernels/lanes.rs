@@ -24,9 +24,11 @@ pub(crate) trait Values: Copy {
         // Two factors: 2^128 itself is no f32, and results up to it are.
         self.plus(self).times(shifted.half_power_of_two())
     }
-    /// `self * 2^n` where `shifted` is `n + 1.5 * 2^23`, and neither `self` nor the result is zero, infinite or a denormal: adding to the exponent
-    /// is enough. NaN where all three are.
-    fn plus_exponent(self, n: Self, shifted: Self) -> Self;
+    /// `self * 2^n` where `n` is an integer of -126 to 0, `next` is `n + 1 + 1.5 * 2^23`, and the result is no denormal.
+    #[inline(always)]
+    fn times_small_power_of_two(self, _n: Self, next: Self) -> Self {
+        self.times(next.half_power_of_two())
+    }
     /// [`super::bf16_operand`] of each value.
     fn bf16_operand(self) -> Self;
     /// As `bf16_operand`, for values that are 0 or at least [`super::OPERAND_FLOOR`]; a NaN may become anything.
@@ -126,10 +128,6 @@ impl Values for f32 {
         Self::from_bits((self.to_bits() << 23).wrapping_add(0x3f00_0000))
     }
     #[inline(always)]
-    fn plus_exponent(self, _: Self, shifted: Self) -> Self {
-        Self::from_bits(self.to_bits().wrapping_add(shifted.to_bits() << 23))
-    }
-    #[inline(always)]
     fn bf16_operand(self) -> Self {
         super::bf16_operand(self)
     }
@@ -170,7 +168,7 @@ impl<V: Values, const N: usize> Values for [V; N] {
         with_sign_of(sign);
         half_power_of_two();
         times_power_of_two(n, shifted);
-        plus_exponent(n, shifted);
+        times_small_power_of_two(n, next);
         bf16_operand();
         bf16_operand_of_number();
     }

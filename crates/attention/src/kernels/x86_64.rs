@@ -94,13 +94,6 @@ impl Values for Register {
         )))
     }
     #[inline(always)]
-    fn plus_exponent(self, _: Self, shifted: Self) -> Self {
-        register!(_mm256_castsi256_ps(_mm256_add_epi32(
-            _mm256_castps_si256(self.0),
-            _mm256_slli_epi32::<23>(_mm256_castps_si256(shifted.0))
-        )))
-    }
-    #[inline(always)]
     fn bf16_operand(self) -> Self {
         register!({
             let bits = _mm256_castps_si256(self.0);

@@ -89,13 +89,15 @@ pub(crate) fn exp_unbounded<V: Values>(x: V) -> V {
 pub(crate) fn exp_of_score<V: Values>(x: V) -> V {
     /// A little above `-50 ln 2`.
     const LOWEST: f32 = -34.657;
-    let shifted = x.fma(V::splat(std::f32::consts::LOG2_E), V::splat(MAGIC));
-    let n = shifted.minus(V::splat(MAGIC));
+    /// Leaves one more than the integer in the low bits.
+    const NEXT: f32 = MAGIC + 1.0;
+    let next = x.fma(V::splat(std::f32::consts::LOG2_E), V::splat(NEXT));
+    let n = next.minus(V::splat(NEXT));
     // What this ln 2 lacks is 1e-7 of the result where `n` is -50.
     let r = n.fma(V::splat(-std::f32::consts::LN_2), x);
     // e^r on |r| <= ln(2) / 2.
     let y = polynomial(r, [1.0, 0.999_999_7, 0.499_991_48, 0.166_676_37, 0.041_898_02, 0.008_290_298]);
-    x.if_less(V::splat(LOWEST), V::splat(0.0), y.plus_exponent(n, shifted))
+    x.if_less(V::splat(LOWEST), V::splat(0.0), y.times_small_power_of_two(n, next))
 }
 
 #[inline(always)]

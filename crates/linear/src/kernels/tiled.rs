@@ -116,17 +116,18 @@ impl<'a> TiledProduct<'a> {
         Self { parts, x, rows, in_features, panels, item_panels, item_rows, combine: None, stop }
     }
 
-    /// Of the two parts, the first gets both outputs combined; the second, of the same width, is not written. Panels of the two take turns.
-    pub(crate) fn gated(self, combine: Combine<'a>) -> Self {
-        Self { combine: Some(combine), ..self }
+    /// If `combine` is there, the first of two parts gets both outputs combined; the second, of the same width, is not written. Panels of the two
+    /// take turns.
+    pub(crate) fn combined(self, combine: Option<Combine<'a>>) -> Self {
+        Self { combine, ..self }
     }
 
     /// Part and place in it of a panel.
     fn find(&self, panel: usize) -> (&Part<'a>, usize) {
-        match (self.combine, &self.parts[panel % 2]) {
-            (Some(_), Some(part)) => (part, panel / 2),
-            _ => find(self.parts, panel),
+        if self.combine.is_none() {
+            return find(self.parts, panel);
         }
+        (self.parts[panel % 2].as_ref().expect("a gated product has two parts"), panel / 2)
     }
 
     /// Runs all items on at most `threads` tasks; `scratch` is [`TiledPlan::task`] elements for each.
@@ -228,7 +229,8 @@ impl<'a> TiledProduct<'a> {
             if !last {
                 continue;
             }
-            if let (Some(combine), [Some(gate), Some(up)]) = (self.combine, &targets) {
+            if let Some(combine) = self.combine {
+                let [Some(gate), Some(up)] = &targets else { unreachable!("panels of a gated product come in pairs") };
                 for (block, sums) in finished.0.as_chunks::<{ 2 * TILE_ELEMENTS }>().0.iter().enumerate() {
                     let row = row + block * TILE;
                     if row < rows.end {
@@ -239,6 +241,7 @@ impl<'a> TiledProduct<'a> {
                         };
                     }
                 }
+                tiles.restore(amx);
                 continue;
             }
             for (tile, sums) in finished.0.as_chunks::<TILE_ELEMENTS>().0.iter().enumerate() {

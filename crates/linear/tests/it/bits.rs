@@ -79,6 +79,25 @@ proptest! {
 }
 
 #[test]
+fn what_combines_two_outputs_may_multiply_itself() {
+    let (k, n, rows, mut random) = (64, 40, 70, Random::new(11));
+    let weights = [(); 2].map(|()| packed(WeightType::Q8_0, n, k, &stored(WeightType::Q8_0, n, k, &mut random)));
+    let parts = [(&weights[0], None), (&weights[1], None)];
+    let x = random.vector(rows * k);
+    for isa in Isa::available() {
+        let settings = Settings { isa, threads: 1 };
+        let outs = product(&x, rows, &parts, settings);
+        let want: Vec<f32> = outs[0].iter().zip(&outs[1]).map(|(gate, up)| gate - up).collect();
+        let combine = |gate: &mut [f32], up: &[f32]| {
+            let inner = product(&x[..5 * k], 5, &parts[..1], settings).remove(0);
+            assert_same_bits(&inner, &outs[0][..5 * n], &isa);
+            gate.iter_mut().zip(up).for_each(|(gate, up)| *gate -= up);
+        };
+        assert_same_bits(&gated(&x, rows, parts, combine, settings), &want, &isa);
+    }
+}
+
+#[test]
 fn a_row_alone_equals_the_row_among_700() {
     const ROWS: usize = 700;
     for ty in WeightType::ALL {

@@ -9,6 +9,28 @@ fn result(json: &Value) -> (Value, Value) {
     (json["first_logits_sha256"].clone(), json["tokens"].clone())
 }
 
+/// Blocks on disk are used by every later build of the same contract, so a build with other bits must have another one.
+#[test]
+fn the_bits_are_those_of_the_contract() {
+    let pinned = [
+        ("tiny-q8_0", "bf16", "97a3b5862ebb4c4435d173e1f157aff83664b20b55f24f46401f1dc49ef15260"),
+        ("tiny-gemma3-softcap", "f32", "71323d30fc73210535f792c0504841dd30f505a85edc2b3a8be3742d9b4aed7b"),
+        ("tiny-qwen3_next", "f16", "12ec0aa38a1e6237b8bfa9b7b7da65acea0a44b006969a1d949365b66f4cdfd1"),
+    ];
+    for (name, dtype, want) in pinned {
+        let Some(golden) = golden(name) else { return };
+        let ids: Vec<u32> = golden.ids.iter().cycle().copied().take(200).collect();
+        let args = ["--json", "-n", "1", "--kv-dtype", dtype];
+        let got = run_ids(&Folder::new(), &golden.model, &ids, &args).json();
+        assert_eq!(
+            got["first_logits_sha256"],
+            want,
+            "{name}, {dtype}: other bits need another CONTRACT_VERSION than {}, and their hash here",
+            plimsoll_models::CONTRACT_VERSION
+        );
+    }
+}
+
 #[test]
 fn a_later_run_reads_what_an_earlier_one_computed() {
     // A state of the last is as long as keys and values of more than a block: there is one every 128 tokens.

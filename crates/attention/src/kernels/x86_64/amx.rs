@@ -3,7 +3,8 @@
 //! KV blocks hold pairs of the summed axis side by side, which is how a tile wants its right-hand operand: tiles are loaded from the block
 //! itself. `tdpbf16ps` sums in the contract's order (Intel Software Developer's Manual, volume 2); NaNs alone have other payloads.
 //!
-//! The intrinsics are not stable yet, so instructions on tiles are written as assembly. The compiler itself never uses a tile.
+//! The intrinsics are not stable yet, so instructions on tiles are written as assembly. The compiler itself never uses a tile: sums stay in the
+//! registers from one piece of assembly to the next, while vectors are at work.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -104,17 +105,16 @@ static CONFIG: Config = Config {
     rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
 };
 
+/// So many rows of tiles, written and read by address.
+#[repr(align(64))]
+struct Lines<const COUNT: usize>([[f32; TILE]; COUNT]);
+
 /// Two groups of 16 rows of operands as tiles, `[2 groups][step][16 rows][16 pairs]`.
-#[repr(align(64))]
-struct Left([u32; 2 * MAX_K / STEP * TILE_PAIRS]);
-
-/// Scores of two groups of 16 rows.
-#[repr(align(64))]
-struct Scores(#[expect(dead_code, reason = "written and read by address")] [[[f32; KV_BLOCK_TOKENS]; TILE]; 2]);
-
-/// A row of a tile of sums.
-#[repr(align(64))]
-struct Line(#[expect(dead_code, reason = "written and read by address")] [f32; TILE]);
+type Left = Lines<{ 2 * MAX_K / STEP * TILE }>;
+/// Scores of two groups of 16 rows, `[2][16][64]`.
+type Scores = Lines<{ 2 * TILE * KV_BLOCK_TOKENS / TILE }>;
+/// Values of one product, `[16][64]` or `[2][16][32]`.
+type Values = Lines<{ TILE * MOST_COLUMNS }>;
 
 /// Whether this product goes by tiles: many rows, whole tiles, pairs of bf16.
 fn by_tiles(a: Rows<'_>, b: Operand<'_>, k: &Range<usize>, columns: &Range<usize>) -> bool {
@@ -138,19 +138,25 @@ unsafe fn multiply(
     columns: Range<usize>,
     sink: Sink,
 ) {
-    let mut left = Left([0; 2 * MAX_K / STEP * TILE_PAIRS]);
+    // As in `fold_block`.
+    let mut left = MaybeUninit::<Left>::uninit();
+    let left = left.as_mut_ptr().cast::<u32>();
+    if a.rows < TILE {
+        // SAFETY: the array is longer.
+        unsafe { left.write_bytes(0, k / STEP * TILE_PAIRS) };
+    }
     let mut sums = [[0.0; MOST_COLUMNS * TILE]; TILE];
     let tiles = Tiles::configure(amx);
     for first_row in (0..a.rows).step_by(TILE) {
         let rows = TILE.min(a.rows - first_row);
         // SAFETY: these rows have `k` elements.
-        unsafe { pack(a, first_row..first_row + rows, k, left.0.as_mut_ptr()) };
+        unsafe { pack(a, first_row..first_row + rows, k, left) };
         let mut column = columns.start;
         while column < columns.end {
             let form = Form::new(1, columns.end - column);
             // SAFETY: `left` has `k / STEP` tiles, `b` has `k / 2` rows of pairs with these columns, `sums` 16 rows of four tiles.
             unsafe {
-                tiles.product(form, (left.0.as_ptr(), 0), (b.add(column), b_stride), k);
+                tiles.product(form, (left, 0), (b.add(column), b_stride), k);
                 tiles.store(form, sums.as_mut_ptr().cast(), MOST_COLUMNS * TILE);
             }
             for (r, row) in sums.iter().enumerate().take(rows) {
@@ -189,7 +195,7 @@ unsafe fn pack(a: Rows<'_>, rows: Range<usize>, k: usize, left: *mut u32) {
 struct Form {
     /// Groups of 16 rows: 1 or 2.
     groups: usize,
-    /// Tiles of columns: 4 or 1, or of two groups 2 or 1.
+    /// Tiles of columns: 1, 2, or for a single group 4.
     columns: usize,
 }
 
@@ -204,8 +210,8 @@ impl Form {
 /// A block, folded into the outputs: scores, softmax and values of `GROUPS` groups of 16 rows at a time. While vectors are at the softmax of
 /// some rows, tiles are at scores of the next ones; and while they are at some columns of values, vectors fold those before.
 ///
-/// What is between the steps takes 10 KiB for a group, on the stack, for any shape. With one group it stays in a first-level cache beside
-/// keys and values of up to 128 columns. Longer ones come from the second level, half as often where two groups go by.
+/// What is between the steps takes 10 KiB of the stack for one group and 16 KiB for two, for any shape. With one group it stays in a
+/// first-level cache beside keys and values of [`NEAR_BYTES`]. Longer ones come from the second level, half as often where two groups go by.
 ///
 /// # Safety
 /// The system permits tiles; `by_tiles` holds for both products, and both fit their operands and the output.
@@ -228,7 +234,7 @@ unsafe fn fold_block<const GROUPS: usize>(
     let mut left = MaybeUninit::<Left>::uninit();
     let mut scores = MaybeUninit::<Scores>::uninit();
     let mut p = [const { MaybeUninit::<ProbabilityTiles>::uninit() }; 2];
-    let mut values = MaybeUninit::<[Line; TILE * MOST_COLUMNS]>::uninit();
+    let mut values = MaybeUninit::<Values>::uninit();
     let left = left.as_mut_ptr().cast::<u32>();
     let scores = scores.as_mut_ptr().cast::<[[f32; KV_BLOCK_TOKENS]; TILE]>();
     let values = values.as_mut_ptr().cast::<f32>();
@@ -298,6 +304,7 @@ unsafe fn fold_block<const GROUPS: usize>(
             if let Some((next, queries)) = next {
                 multiply_by_keys(next, queries, 0);
             }
+            // Two groups have a second half of the scores to do it beside.
             if GROUPS == 1 {
                 fold_waiting(&mut waiting, states);
             }

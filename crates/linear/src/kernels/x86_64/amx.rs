@@ -136,6 +136,25 @@ impl Amx {
     }
 }
 
+/// The operand of `ldtilecfg`: palette 1, then bytes of a row and rows of each tile.
+#[derive(PartialEq)]
+#[repr(C, align(64))]
+struct Config {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+static CONFIG: Config = Config {
+    palette: 1,
+    start_row: 0,
+    reserved: [0; 14],
+    row_bytes: [64, 64, 64, 64, 64, 64, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0],
+    rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
+};
+
 /// Tiles of this thread, all eight configured as 16 rows of 64 bytes until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Tiles {
@@ -145,25 +164,19 @@ pub(crate) struct Tiles {
 
 impl Tiles {
     pub(crate) fn configure(_: Amx) -> Self {
-        /// The operand of `ldtilecfg`: palette 1, then bytes of a row and rows of each tile.
-        #[repr(C, align(64))]
-        struct Config {
-            palette: u8,
-            start_row: u8,
-            reserved: [u8; 14],
-            row_bytes: [u16; 16],
-            rows: [u8; 16],
-        }
-        static CONFIG: Config = Config {
-            palette: 1,
-            start_row: 0,
-            reserved: [0; 14],
-            row_bytes: [64, 64, 64, 64, 64, 64, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0],
-            rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
-        };
         // SAFETY: an `Amx` exists only where the system permits tiles; the operand is 64 valid bytes.
         unsafe { asm!("ldtilecfg [{config}]", config = in(reg) &raw const CONFIG, options(nostack, readonly)) };
         Self { thread: PhantomData }
+    }
+
+    /// Configures them again if code of others, which has run on this thread meanwhile, has used tiles too: it has released them then.
+    pub(crate) fn restore(&self, amx: Amx) {
+        let mut now = Config { palette: 0, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
+        // SAFETY: the instruction writes these 64 bytes.
+        unsafe { asm!("sttilecfg [{now}]", now = in(reg) &raw mut now, options(nostack)) };
+        if now != CONFIG {
+            std::mem::forget(Self::configure(amx));
+        }
     }
 }
 

@@ -83,8 +83,8 @@ impl Values for Wide {
         wide!(_mm512_scalef_ps(self.0, n.0))
     }
     #[inline(always)]
-    fn plus_exponent(self, n: Self, shifted: Self) -> Self {
-        self.times_power_of_two(n, shifted)
+    fn times_small_power_of_two(self, n: Self, _next: Self) -> Self {
+        wide!(_mm512_scalef_ps(self.0, n.0))
     }
     #[inline(always)]
     fn bf16_operand(self) -> Self {
@@ -335,7 +335,8 @@ unsafe fn load(scores: &[f32; KV_BLOCK_TOKENS]) -> [Wide; COUNT] {
     }
 }
 
-/// Whether a score times this scale is exact: powers of two up to 1. (What becomes a denormal is not, but then `e` to its power is 1 anyway.)
+/// Whether a score times this scale is exact: powers of two up to 1. (What becomes a denormal is not; but a larger maximum swallows it, and `e` to
+/// the difference from another denormal is 1.)
 fn is_exact(scale: f32) -> bool {
     /// The bits of the mantissa.
     const MANTISSA: u32 = (1 << 23) - 1;
