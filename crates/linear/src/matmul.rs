@@ -138,36 +138,7 @@ pub fn linear_until(
     settings: Settings,
     stop: &AtomicBool,
 ) -> bool {
-    let Some(first) = parts.first() else { return true };
-    let in_features = first.weight.in_features();
-    check(x, rows, in_features, parts);
-    if rows == 0 {
-        return true;
-    }
-    let shapes = parts.iter().map(|part| (part.weight.weight_type(), part.weight.out_features()));
-    let plan = ScratchPlan::new(rows, in_features, shapes, settings);
-    let scratch = scratch_elements(scratch, plan);
-    let call = Call { x, in_features, plan, stop };
-    let found = match settings.isa {
-        Isa::Scalar => {
-            call.run(Scalar, parts, scratch);
-            true
-        }
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => kernels::Avx2::detect().map(|kernel| call.run(kernel, parts, scratch)).is_some(),
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => kernels::Avx512::detect().map(|kernel| call.run(kernel, parts, scratch)).is_some(),
-        #[cfg(target_arch = "x86_64")]
-        Isa::Amx => kernels::Amx::detect().map(|amx| call.run_amx(amx, parts, None, scratch)).is_some(),
-        #[cfg(not(target_arch = "x86_64"))]
-        Isa::Avx2 | Isa::Avx512 | Isa::Amx => false,
-        #[cfg(target_arch = "aarch64")]
-        Isa::Neon => kernels::Neon::detect().map(|kernel| call.run(kernel, parts, scratch)).is_some(),
-        #[cfg(not(target_arch = "aarch64"))]
-        Isa::Neon => false,
-    };
-    assert!(found, "this CPU has no {}, or the system does not permit it", settings.isa);
-    !stop.load(Ordering::Relaxed)
+    run(x, rows, parts, None, scratch, settings, stop) != Done::Stopped
 }
 
 /// What becomes of some elements of two outputs, in place of the first: the same whatever elements it is given at a time.
@@ -192,24 +163,69 @@ pub fn linear_gated_until(
 ) -> bool {
     assert_eq!(gate.weight.out_features(), up.weight.out_features(), "gate and up differ in out_features");
     let mut parts = [gate, up];
-    #[cfg(target_arch = "x86_64")]
-    if settings.isa == Isa::Amx && parts.iter().all(|part| part.weight.weight_type().multiplies_in_bf16()) {
-        let in_features = parts[0].weight.in_features();
-        check(x, rows, in_features, &parts);
-        let shapes = parts.iter().map(|part| (part.weight.weight_type(), part.weight.out_features()));
-        let plan = ScratchPlan::new(rows, in_features, shapes, settings);
-        if let (true, Some(amx)) = (plan.tiles > 0, kernels::Amx::detect()) {
-            let call = Call { x, in_features, plan, stop };
-            call.run_amx(amx, &mut parts, Some(combine), scratch_elements(scratch, plan));
-            return !stop.load(Ordering::Relaxed);
+    let done = run(x, rows, &mut parts, Some(combine), scratch, settings, stop);
+    if done == Done::Multiplied {
+        let [gate, up] = parts;
+        in_shares(up.out, 1, gate.out, 1, settings.threads.max(1), INLINE_COMBINING, |up, gate| combine(gate, up));
+    }
+    done != Done::Stopped
+}
+
+/// How far a call came.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Done {
+    Stopped,
+    Multiplied,
+    /// What was asked to be combined is, too.
+    Combined,
+}
+
+/// The checks and the kernels of a call. Two parts are combined by kernels that do so with a product.
+#[cfg_attr(not(target_arch = "x86_64"), expect(unused_mut, unused_variables, reason = "only AMX combines"))]
+fn run(
+    x: &[f32],
+    rows: usize,
+    parts: &mut [Output<'_>],
+    combine: Option<Combine<'_>>,
+    scratch: &mut [u8],
+    settings: Settings,
+    stop: &AtomicBool,
+) -> Done {
+    let Some(first) = parts.first() else { return Done::Multiplied };
+    let in_features = first.weight.in_features();
+    check(x, rows, in_features, parts);
+    if rows == 0 {
+        return Done::Multiplied;
+    }
+    let shapes = parts.iter().map(|part| (part.weight.weight_type(), part.weight.out_features()));
+    let plan = ScratchPlan::new(rows, in_features, shapes, settings);
+    let scratch = scratch_elements(scratch, plan);
+    let call = Call { x, in_features, plan, stop };
+    let mut combined = false;
+    let found = match settings.isa {
+        Isa::Scalar => {
+            call.run(Scalar, parts, scratch);
+            true
         }
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => kernels::Avx2::detect().map(|kernel| call.run(kernel, parts, scratch)).is_some(),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => kernels::Avx512::detect().map(|kernel| call.run(kernel, parts, scratch)).is_some(),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Amx => kernels::Amx::detect().map(|amx| combined = call.run_amx(amx, parts, combine, scratch)).is_some(),
+        #[cfg(not(target_arch = "x86_64"))]
+        Isa::Avx2 | Isa::Avx512 | Isa::Amx => false,
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => kernels::Neon::detect().map(|kernel| call.run(kernel, parts, scratch)).is_some(),
+        #[cfg(not(target_arch = "aarch64"))]
+        Isa::Neon => false,
+    };
+    assert!(found, "this CPU has no {}, or the system does not permit it", settings.isa);
+    match stop.load(Ordering::Relaxed) {
+        true => Done::Stopped,
+        false if combined => Done::Combined,
+        false => Done::Multiplied,
     }
-    if !linear_until(x, rows, &mut parts, scratch, settings, stop) {
-        return false;
-    }
-    let [gate, up] = parts;
-    in_shares(up.out, 1, gate.out, 1, settings.threads.max(1), INLINE_COMBINING, |up, gate| combine(gate, up));
-    true
 }
 
 /// Rows that one weight of [`linear_groups`] multiplies.
@@ -393,12 +409,21 @@ impl Call<'_> {
         tiles
     }
 
-    /// Parts in bf16 on tiles if the plan says so, all others on vectors. Two of the former are combined, if `combine` is there.
+    /// Parts in bf16 on tiles if the plan says so, all others on vectors. Two parts that are all on tiles are combined, if `combine` is there: returns
+    /// whether they were.
     #[cfg(target_arch = "x86_64")]
-    fn run_amx(&self, amx: kernels::Amx, parts: &mut [Output<'_>], combine: Option<Combine<'_>>, scratch: &mut [f32]) {
+    fn run_amx(
+        &self,
+        amx: kernels::Amx,
+        parts: &mut [Output<'_>],
+        combine: Option<Combine<'_>>,
+        scratch: &mut [f32],
+    ) -> bool {
         if self.plan.tiles == 0 {
-            return self.run(amx.vectors(), parts, scratch);
+            self.run(amx.vectors(), parts, scratch);
+            return false;
         }
+        let combine = combine.filter(|_| parts.iter().all(|part| part.weight.weight_type().multiplies_in_bf16()));
         let (x_tiles, rest) = scratch.split_at_mut(self.plan.tiles);
         let (padded, tasks) = rest.split_at_mut(self.plan.padded);
         let threads = self.plan.tasks;
@@ -427,6 +452,7 @@ impl Call<'_> {
                 );
             },
         );
+        combine.is_some()
     }
 }
 

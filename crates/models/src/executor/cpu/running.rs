@@ -94,18 +94,14 @@ impl<'p, O: StepObserver> Running<'p, '_, O> {
             let span = tracing::trace_span!("step", step = index, op = step.op.name(), rows = self.dims.rows);
             let _entered = span.enter();
             self.live.written(program, step);
-            done = match self.gated_with_next(chain, index).filter(|_| !done) {
-                Some(gated) => {
-                    self.linear_gated(step, &gated)?;
-                    true
-                }
-                None => {
-                    if !done {
-                        self.step(step, depth)?;
-                    }
-                    false
-                }
-            };
+            if done {
+                done = false;
+            } else if let Some(gated) = self.gated_with_next(chain, index) {
+                self.linear_gated(step, &gated)?;
+                done = true;
+            } else {
+                self.step(step, depth)?;
+            }
             if O::ENABLED {
                 self.observe(step, index, depth);
             }
@@ -159,6 +155,15 @@ impl<'p, O: StepObserver> Running<'p, '_, O> {
         match model.constant(slot) {
             Some(Constant::Vector(values)) => values,
             _ => unreachable!("the builder takes only constants of one axis as vectors"),
+        }
+    }
+
+    /// One weight of a product, and where its output goes.
+    fn output<'a>(model: &'a Model, part: &LinearPart, out: &'a mut [u8]) -> plimsoll_linear::Output<'a> {
+        plimsoll_linear::Output {
+            weight: Self::matrix(model, part.weight),
+            bias: part.bias.map(|bias| Self::vector(model, bias)),
+            out: cast_slice_mut(out),
         }
     }
 
@@ -318,15 +323,10 @@ impl<'p, O: StepObserver> Running<'p, '_, O> {
         let (rows, isa) = (self.program.slot(x).extent.rows(&self.dims), self.settings.attention_isa);
         let writes = [self.range(parts[0].out), self.range(parts[1].out), self.scratch(step)];
         let ([x], [gate, up, scratch]) = self.arena.borrow([self.range(x)], writes);
-        let output = |part: &LinearPart, out| plimsoll_linear::Output {
-            weight: Self::matrix(self.model, part.weight),
-            bias: part.bias.map(|bias| Self::vector(self.model, bias)),
-            out: cast_slice_mut(out),
-        };
         let is_whole = plimsoll_linear::linear_gated_until(
             cast_slice(x),
             rows,
-            [output(parts[0], gate), output(parts[1], up)],
+            [Self::output(self.model, parts[0], gate), Self::output(self.model, parts[1], up)],
             &|gate, up| elementwise::glu(gate, up, activation, isa, 1),
             scratch,
             self.settings.linear(),
@@ -343,15 +343,8 @@ impl<'p, O: StepObserver> Running<'p, '_, O> {
         let ([x], mut writes) = self.arena.borrow_list([x], &writes);
         let scratch = writes.pop().expect("scratch was pushed above");
         let model = self.model;
-        let mut outputs: SmallVec<[plimsoll_linear::Output<'_>; OPERANDS]> = parts
-            .iter()
-            .zip(writes)
-            .map(|(part, out)| plimsoll_linear::Output {
-                weight: Self::matrix(model, part.weight),
-                bias: part.bias.map(|bias| Self::vector(model, bias)),
-                out: cast_slice_mut(out),
-            })
-            .collect();
+        let mut outputs: SmallVec<[plimsoll_linear::Output<'_>; OPERANDS]> =
+            parts.iter().zip(writes).map(|(part, out)| Self::output(model, part, out)).collect();
         let stop = self.cancel.flag();
         let is_whole =
             plimsoll_linear::linear_until(cast_slice(x), rows, &mut outputs, scratch, self.settings.linear(), stop);

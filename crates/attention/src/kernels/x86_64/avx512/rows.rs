@@ -396,15 +396,10 @@ unsafe fn maxima(scores: &[[f32; KV_BLOCK_TOKENS]; ROWS]) -> Wide {
 /// See [`Wide`].
 #[inline(always)]
 unsafe fn largest(scores: &[f32; KV_BLOCK_TOKENS]) -> __m512 {
-    // SAFETY: see [`Wide`]; each of the four registers is 16 of the 64 scores.
-    unsafe {
-        let mut max = _mm512_set1_ps(f32::NEG_INFINITY);
-        for i in 0..COUNT {
-            // The second operand is kept against a NaN in the first.
-            max = _mm512_max_ps(_mm512_loadu_ps(scores.as_ptr().add(16 * i)), max);
-        }
-        max
-    }
+    // SAFETY: see [`Wide`].
+    let values = unsafe { load(scores) };
+    // The second operand is kept against a NaN in the first.
+    values.into_iter().fold(Wide::splat(f32::NEG_INFINITY), |max, value| value.larger(max)).0
 }
 
 /// Of two registers: the lower halves, the upper halves, and the quarters of even and of odd numbers.
